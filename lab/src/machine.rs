@@ -36,9 +36,8 @@ pub struct Machine {
     pub levels: Option<u32>,
     /// Memory in MiB.
     pub memory_mib: u32,
-    /// One thread of the host emulates all processors, in turn, so that machines can run at the
-    /// same time: a processor that waits for another one, which the host does not run meanwhile,
-    /// costs nothing then.
+    /// One thread of the host emulates all processors, in turn. So no processor waits for another
+    /// one that the host does not run, and several machines can run at the same time.
     pub takes_turns: bool,
     /// Runs one instruction after the other, each in one nanosecond of the guest's clock, so that
     /// the clock counts instructions.

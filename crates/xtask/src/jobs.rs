@@ -30,8 +30,8 @@ impl Job {
     }
 }
 
-/// So many jobs at a time that each processor has one, and `more`: a job may wait for something
-/// else than the processor.
+/// The number of jobs that keeps all processors busy: one for each, and `more`, because a job may
+/// wait for something else than the processor.
 pub fn for_each_processor(more: usize) -> usize {
     thread::available_parallelism().map_or(1, NonZero::get) + more
 }

@@ -23,8 +23,8 @@ const ON_ONE: [(&str, &[&str]); 2] = [
 ];
 
 /// The programs whose threads really run at the same time, on a machine with a thread of the host
-/// for each processor: they look for races, or for what a flush of another processor's TLB costs.
-/// They have the host to themselves. While the host does not run one processor of such a machine,
+/// for each processor: they look for races, or run virtual machines. They have the host to
+/// themselves. While the host does not run one processor of such a machine,
 /// the others wait for it at every flush: three of these machines on two processors took twenty
 /// times as long as one after the other. All other programs run on machines whose processors take
 /// turns.
@@ -169,13 +169,13 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     let mut races = on_each(root, options, "races", &programs::named(&built, &RACES)?);
     let in_turn = &Options { in_turn: true, ..options.clone() };
     // The longest first, so that no processor waits for the last one alone.
-    let rest = programs::but(programs::named(&built, &ON_ALL)?, &RACES);
+    let rest = programs::except(programs::named(&built, &ON_ALL)?, &RACES);
     let mut jobs = on_each(root, in_turn, "all", &rest);
     if !is_debug {
         // There they take several times as long: on demand.
         for (name, packages) in ON_ONE {
             let programs = programs::without(programs::named(&built, packages)?, programs::LONG);
-            let programs = programs::but(programs, &RACES_ON_ONE);
+            let programs = programs::except(programs, &RACES_ON_ONE);
             jobs.extend(tests(root, in_turn, name, kernel.clone(), &programs));
         }
         let programs = programs::named(&built, &RACES_ON_ONE)?;
@@ -190,7 +190,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
             jobs.push(Job::new("style of the module", style(root, options, &[])));
         }
         jobs.push(promises(&built, is_debug)?);
-        jobs.extend(crash(root, options, &built)?);
+        jobs.extend(crash(root, in_turn, &built)?);
     }
     run_all(races, jobs)
 }
@@ -273,7 +273,7 @@ fn short(root: &Path, options: &Options) -> Outcome {
     let (built, program) = programs::of_workspace(root)?;
     let options = &Options { program: Some(program), ..options.clone() };
     let in_turn = &Options { in_turn: true, ..options.clone() };
-    let programs = programs::but(programs::named(&built, &ON_ALL)?, &RACES);
+    let programs = programs::except(programs::named(&built, &ON_ALL)?, &RACES);
     let (morsels, others): (Vec<_>, Vec<_>) =
         programs.into_iter().partition(|program| program.name.contains("/morsel_"));
     let kernel = one_of(&options.kernels);

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use indicatif::HumanCount;
 use serde_json::json;
 use vellum::{CompactProgress, CompactReport, Store};
 use vellum_pool::PAGE_SIZE;
@@ -103,38 +104,14 @@ fn print(arguments: &Arguments, report: &CompactReport, before: u64, after: u64)
         output.line(&report.to_string())?;
         return output.finish();
     }
-    let (file, moved) = (arguments.store.path.display(), grouped(report.pages_moved));
+    let (file, moved) = (arguments.store.path.display(), HumanCount(report.pages_moved));
     let (before, after) = (size::show(before), size::show(after));
     let pages = if report.pages_moved == 1 { "page" } else { "pages" };
     let mut line = format!("{file}: {before} before, {after} now; moved {moved} {pages}");
     if report.pages_left > 0 {
-        let left = grouped(report.pages_left);
+        let left = HumanCount(report.pages_left);
         line += &format!("; {left} more are in the way of a shorter file");
     }
     output.line(&line)?;
     output.finish()
-}
-
-/// A number with commas between its thousands.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut grouped = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn thousands_are_grouped() {
-        let shown = [0, 999, 1000, 12_034, 100_000, 1_234_567].map(grouped);
-        assert_eq!(shown, ["0", "999", "1,000", "12,034", "100,000", "1,234,567"]);
-    }
 }

@@ -75,7 +75,7 @@ impl Kills<'_> {
     /// itself; when the store cannot be opened.
     pub fn run(
         &self,
-        place: &mut StoreFile,
+        place: &StoreFile,
         options: &Options,
         watch: &mut MemoryWatch,
         generations: &mut Generations,

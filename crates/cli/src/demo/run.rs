@@ -100,7 +100,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     place.created();
     let (imported, mut generations) = demo.until_closed(&store, &mut listing)?;
     store.close().at(&demo.name)?;
-    demo.kill(&mut place, &imported, &mut generations)?;
+    demo.kill(&place, &imported, &mut generations)?;
 
     say("closed; opening again");
     let store = Store::open(place.path(), &demo.options()).at(&demo.name)?;
@@ -155,7 +155,7 @@ impl Demo<'_> {
     /// The phase in which processes are killed. The store is closed before and afterwards.
     fn kill(
         &mut self,
-        place: &mut StoreFile,
+        place: &StoreFile,
         imported: &Imported,
         generations: &mut Generations,
     ) -> Outcome {

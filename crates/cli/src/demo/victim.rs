@@ -26,7 +26,7 @@ use crate::random::Random;
 /// The command's name, which no help shows.
 pub const NAME: &str = "demo-victim";
 
-/// Bytes of the log. Small, so that checkpoints come while the child works.
+/// Bytes of the log. Few, because a demonstration takes little of the disk.
 const LOG_BYTES: u64 = 64 << 20;
 
 /// Run as the process that the demonstration kills

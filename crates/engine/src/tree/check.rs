@@ -5,7 +5,7 @@
 
 use vellum_pool::{PAGE_SIZE, PageId, PageRef};
 
-use super::lookup::Target;
+use super::lookup::InnerNodes;
 use super::{Access, Cursor};
 use crate::error::{Error, Result};
 use crate::node::{self, Node, PayloadPlace, Torn};
@@ -177,19 +177,10 @@ impl Access<'_> {
             stat.count_node(node, 0, leaf.len()).map_err(torn)?;
             stat.count_leaf(node).map_err(torn)?;
         }
-        // From left to right on each level: the upper fence of a node leads to the next one.
-        let (mut level, mut key) = (1, Vec::new());
-        while let Some(guard) = self.shared_node(Target::Key(&key), level)? {
-            let (page, node) = (guard.page(), Node::new(&guard[..]));
-            let torn = |torn| Error::torn(page, torn);
-            if !node.covers(&key).map_err(torn)? {
-                return Err(Error::fences(page));
-            }
-            stat.count_node(node, level, guard.len()).map_err(torn)?;
-            match node.upper().map_err(torn)? {
-                Some(upper) => key = [upper, &[0]].concat(),
-                None => (level, key) = (level + 1, Vec::new()),
-            }
+        let mut inner = InnerNodes::new(self);
+        while let Some((guard, level)) = inner.next()? {
+            let counted = stat.count_node(Node::new(&guard[..]), level, guard.len());
+            counted.map_err(|torn| Error::torn(guard.page(), torn))?;
         }
         Ok(stat)
     }

@@ -378,6 +378,33 @@ fn child_for_target<R: PageReader>(
     }
 }
 
+/// The inner nodes of a tree, each as it is when it is reached: level by level, from the parents of
+/// leaves up, and from left to right, where the upper fence of a node leads to the next one.
+pub(crate) struct InnerNodes<'a> {
+    access: Access<'a>,
+    level: u8,
+    /// Belongs to the next node.
+    key: Vec<u8>,
+}
+
+impl<'a> InnerNodes<'a> {
+    pub(crate) fn new(access: Access<'a>) -> InnerNodes<'a> {
+        InnerNodes { access, level: 1, key: Vec::new() }
+    }
+
+    /// The next node under a shared lock, and its level.
+    pub(crate) fn next(&mut self) -> Result<Option<(SharedGuard<'a>, u8)>> {
+        let (target, level) = (Target::Key(&self.key), self.level);
+        let Some(guard) = self.access.shared_node(target, level)? else { return Ok(None) };
+        check_covers(&guard, guard.page(), &self.key)?;
+        match Node::new(&guard[..]).upper().map_err(|torn| Error::torn(guard.page(), torn))? {
+            Some(upper) => self.key = [upper, &[0]].concat(),
+            None => (self.level, self.key) = (level + 1, Vec::new()),
+        }
+        Ok(Some((guard, level)))
+    }
+}
+
 /// The length of the part of a leaf that a search without hints reads: header and slots.
 const LEAF_HEAD_BYTES: usize = HINTS_END + HINTS_FROM * LEAF_SLOT;
 

@@ -25,7 +25,7 @@ mod structure;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use vellum_pool::PageRef;
@@ -86,16 +86,15 @@ const DROPPED: u64 = 1 << 63;
 pub(crate) struct TreeState {
     pub id: u32,
     name: Mutex<Arc<str>>,
-    /// The number of the root's page, with [`DROPPED`] once the tree was dropped. A thread changes
-    /// the number while it holds the old and the new root exclusively, before it frees the old one.
+    /// The number of the root's page, with [`DROPPED`] once the tree was dropped, before its pages
+    /// are freed. A thread changes the number while it holds the old and the new root exclusively,
+    /// before it frees the old one.
     ///
     /// A thread loads the word, locks or reads the page, and loads the word again
     /// (`Access::root`). If the word has changed, the page may have another use, even as another
     /// node of the same tree. Then the thread starts again. If the word is the same, the page is
     /// the root, and stays the root as long as the thread holds it, or finds its version unchanged.
     root: AtomicU64,
-    /// Set before the tree's pages are freed.
-    dropped: AtomicBool,
     /// For views that began before the tree was dropped, until its pages are freed: the tree as
     /// they see it.
     pub before_drop: OnceLock<(Time, Box<TreeState>)>,
@@ -112,7 +111,6 @@ impl TreeState {
             id,
             name,
             root: AtomicU64::new(root.id.0),
-            dropped: AtomicBool::new(false),
             before_drop: OnceLock::new(),
             popped_leaves: Default::default(),
         }
@@ -146,12 +144,11 @@ impl TreeState {
     /// Whether the tree was dropped.
     #[inline(always)]
     pub(crate) fn is_dropped(&self) -> bool {
-        self.dropped.load(Ordering::Acquire)
+        self.root_word() & DROPPED != 0
     }
 
     /// The tree is dropped. The caller frees its pages afterwards.
     pub(crate) fn mark_dropped(&self) {
-        self.dropped.store(true, Ordering::Release);
         self.root.fetch_or(DROPPED, Ordering::Release);
     }
 

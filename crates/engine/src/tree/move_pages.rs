@@ -22,7 +22,7 @@
 use vellum_pool::{ExclusiveGuard, PageRef, Space};
 
 use super::group::{Group, init};
-use super::lookup::{LeafBytes, LeafValue, LockedPair, Target};
+use super::lookup::{InnerNodes, LeafBytes, LeafValue, LockedPair, Target};
 use super::modify::Incoming;
 use super::{Access, Cursor};
 use crate::error::{Error, Result};
@@ -66,12 +66,6 @@ impl Moves<'_> {
     pub(super) fn see(&mut self, frames: u64) -> Result<()> {
         (self.on_seen)(frames, self.moved)
     }
-}
-
-/// The target of a descent to a child of a node: a key that belongs to the child, or the last node.
-enum Child {
-    Key(Vec<u8>),
-    Last,
 }
 
 impl<'a> Access<'a> {
@@ -168,46 +162,35 @@ impl<'a> Access<'a> {
     /// # Errors
     /// As [`move_values`](Self::move_values).
     pub(crate) fn move_nodes(self, moves: &mut Moves<'_>) -> Result<()> {
-        // From left to right on each level: the upper fence of a node leads to the next one.
-        let (mut level, mut key) = (1, Vec::new());
-        while let Some(guard) = self.shared_node(Target::Key(&key), level)? {
+        let mut inner = InnerNodes::new(self);
+        while let Some((guard, level)) = inner.next()? {
             let (page, node) = (guard.page(), Node::new(&guard[..]));
             let torn = |torn| Error::torn(page, torn);
-            if !node.covers(&key).map_err(torn)? {
-                return Err(Error::fences(page));
-            }
             let upper = node.upper().map_err(torn)?.map(<[u8]>::to_vec);
             let (count, mut children) = (node.count().map_err(torn)?, Vec::new());
             for index in 0..=count {
                 let child = self.page(node.child(index).map_err(torn)?);
                 let Some(bound) = moves.limit.bound(child) else { continue };
-                let target = match &upper {
-                    _ if index < count => Child::Key(node.key(index).map_err(torn)?),
-                    Some(upper) => Child::Key(upper.clone()),
-                    None => Child::Last,
+                // A key that belongs to the child; `None` for the last node.
+                let key = match index < count {
+                    true => Some(node.key(index).map_err(torn)?),
+                    false => upper.clone(),
                 };
-                children.push((target, bound, child));
+                children.push((key, bound, child));
             }
             drop(guard);
             moves.see(u64::from(self.pages.page_frames))?;
             let at_once = self.pages.pool.capacity() / 16 / u64::from(self.pages.page_frames);
-            for (number, (child, bound, _)) in children.iter().enumerate() {
+            for (number, (key, bound, _)) in children.iter().enumerate() {
                 // The reads of the next nodes go on together.
                 if number.is_multiple_of((at_once as usize).max(1)) {
                     let next = children[number..].iter().take(at_once as usize);
                     let next: Vec<_> = next.map(|(.., page)| *page).collect();
                     self.pages.pool.evict_and_prefetch(&next);
                 }
-                let target = match child {
-                    Child::Key(key) => Target::Key(key),
-                    Child::Last => Target::Last,
-                };
+                let target = key.as_deref().map_or(Target::Last, Target::Key);
                 moves.moved += self.move_node(target, level - 1, *bound, moves.limit)?;
                 moves.see(0)?;
-            }
-            match upper {
-                Some(upper) => key = [&upper[..], &[0]].concat(),
-                None => (level, key) = (level + 1, Vec::new()),
             }
         }
         Ok(())

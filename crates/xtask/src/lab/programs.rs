@@ -139,7 +139,7 @@ pub fn without(mut programs: Vec<TestProgram>, left_out: &LeftOut) -> Vec<TestPr
 }
 
 /// The programs without those of these names.
-pub fn but(mut programs: Vec<TestProgram>, names: &[&str]) -> Vec<TestProgram> {
+pub fn except(mut programs: Vec<TestProgram>, names: &[&str]) -> Vec<TestProgram> {
     programs.retain(|program| !names.contains(&program.name.as_str()));
     programs
 }
