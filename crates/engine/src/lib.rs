@@ -46,6 +46,10 @@ mod sync;
 mod tree;
 mod txn;
 mod value;
+mod versions;
+#[cfg(test)]
+#[path = "versions/tests.rs"]
+mod versions_tests;
 
 pub use backup::{
     BackupOptions, BackupProgress, BackupReport, RestoreOptions, RestoreReport, restore,

@@ -1,14 +1,25 @@
-//! The synchronisation primitives of the gate and of group commits. `tests/gate_model.rs` compiles
-//! both with other primitives of the same names, whose scheduler explores interleavings.
+//! The synchronisation primitives of the gate, of group commits and of versions.
+//! `tests/gate_model.rs` and `tests/versions_model.rs` compile these with other primitives of the
+//! same names, whose scheduler explores interleavings.
 
 use std::sync::PoisonError;
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 /// Locks the mutex, even if a thread panicked while it held the lock.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks the lock with other readers, even if a thread panicked while it held the lock.
+pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks the lock alone, even if a thread panicked while it held the lock.
+pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits for a notification. It may return without one.

@@ -911,3 +911,25 @@ fn a_clear_keeps_old_values_within_their_bound() {
     drop(snapshot);
     tree.clear().unwrap();
 }
+
+/// A transaction that fails has changed nothing, also for those that began before it failed.
+#[test]
+fn what_a_failed_transaction_would_have_changed_conflicts_with_nothing() {
+    let (_, store, tree) = two_entries();
+    let reader = |key| {
+        let mut reader = begin(&store, Isolation::Serializable);
+        assert!(get(&reader, &tree, key).is_some());
+        put(&mut reader, &tree, "3", "30");
+        reader
+    };
+    let (of_one, of_two) = (reader("1"), reader("2"));
+    let mut failing = begin(&store, Isolation::Serializable);
+    assert!(get(&failing, &tree, "1").is_some());
+    put(&mut failing, &tree, "2", "21");
+    put(&mut failing, &tree, "4", "40");
+    tree.upsert(b"1", b"11").unwrap();
+    assert!(is_conflict(failing.commit()));
+    assert!(is_conflict(of_one.commit()));
+    assert!(!is_conflict(of_two.commit()));
+    assert_eq!(all(&tree), pairs(&[("1", "11"), ("2", "20"), ("3", "30")]));
+}

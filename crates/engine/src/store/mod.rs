@@ -3,7 +3,6 @@
 pub(crate) mod at_exit;
 pub(crate) mod callback;
 pub(crate) mod catalog;
-pub(crate) mod changed;
 pub(crate) mod check;
 pub(crate) mod checkpoint;
 pub(crate) mod compact;
@@ -18,13 +17,11 @@ pub(crate) mod gate;
 mod gate_tests;
 pub(crate) mod group_commit;
 pub(crate) mod header;
-pub(crate) mod noted;
 pub(crate) mod open;
 pub(crate) mod open_log;
 pub(crate) mod options;
 pub(crate) mod pages;
 pub(crate) mod unlinked;
-pub(crate) mod versions;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -14,14 +14,14 @@ use crate::page::blob::{BLOB_REST, BlobRef};
 use crate::redo::log::{RedoLog, RoomPromise};
 use crate::redo::record::RecordWriter;
 use crate::store::callback::{CallbackScope, refuse_in_callback};
-use crate::store::changed::Time;
 use crate::store::file::StoreFile;
 use crate::store::gate::{ChangePermit, Exclusive, Freeze, Gate};
 use crate::store::header::Header;
 use crate::store::options::min_pool_frames;
 use crate::store::unlinked::UnlinkedPages;
-use crate::store::versions::{Conflicting, Replaced, Validation, Versions, VersionsFull};
 use crate::sync::lock;
+use crate::versions::Time;
+use crate::versions::{Conflicting, Replaced, Validation, Versions, VersionsFull};
 
 /// A pool of fewer tree pages is too small for two structure changes at a time.
 const SMALL_POOL_PAGES: u64 = 64;

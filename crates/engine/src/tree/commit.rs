@@ -25,7 +25,7 @@ use crate::key::Key;
 use crate::node::{Edit, Node, NodeMut, Payload, Position, Torn, plan_split_for};
 use crate::page::blob::{BLOB_REF, BlobRef};
 use crate::store::pages::{Change, PageStore};
-use crate::store::versions::{Conflicting, Replaced, Validation};
+use crate::versions::{Conflicting, Replaced, Validation};
 
 /// A record of the log has room for so many pages and values.
 const PAGES_MAX: usize = u16::MAX as usize;

@@ -11,7 +11,7 @@ use crate::node::Node;
 use crate::page::blob::BlobRef;
 use crate::page::{self, PageKind};
 use crate::store::pages::Change;
-use crate::store::versions::{Replaced, size_of};
+use crate::versions::{Replaced, size_of};
 
 /// The most bytes of a record of one range.
 const RANGE_RECORD: usize = 64;

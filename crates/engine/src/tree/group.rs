@@ -21,7 +21,7 @@ use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
 use crate::planted::{StoreBug, is_planted};
 use crate::redo::record::{RecordWriter, push_edit};
 use crate::store::pages::Change;
-use crate::store::versions::{OldValue, Replaced};
+use crate::versions::{OldValue, Replaced};
 
 /// Most groups change at most so many pages: a node, its new sibling and their parent. The commit
 /// of a transaction may change more.
@@ -93,7 +93,7 @@ impl<'a> Access<'a> {
         page: &mut ExclusiveGuard<'a>,
         edit: Edit<'_>,
     ) -> Result<bool> {
-        let keeps = self.pages.versions.are_kept() && !self.is_noted(page, edit);
+        let keeps = self.pages.versions.are_kept() && !self.has_nothing_to_keep(page, edit);
         if self.pages.redo_log.is_none() && !keeps {
             return Ok(NodeMut::new(page).edit(edit));
         }
@@ -113,7 +113,7 @@ impl Access<'_> {
     }
 
     /// Whether the edit changes one entry of a leaf, of which there is no old value to keep.
-    fn is_noted(self, page: &ExclusiveGuard<'_>, edit: Edit<'_>) -> bool {
+    fn has_nothing_to_keep(self, page: &ExclusiveGuard<'_>, edit: Edit<'_>) -> bool {
         if page[LEVEL] > 0 {
             return false;
         }
@@ -130,7 +130,7 @@ impl Access<'_> {
             }
             Edit::RemoveAll { .. } => return false,
         }
-        self.pages.versions.is_noted(self.tree.id, &key)
+        self.pages.versions.has_nothing_to_keep(self.tree.id, &key)
     }
 }
 

@@ -46,9 +46,9 @@ pub(crate) use scan::{Direction, bounds_of, bounds_of_prefix, is_after_start, is
 pub use streams::{ValueReader, ValueWriter};
 
 use crate::error::{Error, Result};
-use crate::store::changed::Time;
 use crate::store::pages::PageStore;
 use crate::sync::lock;
+use crate::versions::Time;
 
 /// A tree and the pages of its store. Every operation works on these.
 #[derive(Clone, Copy, Debug)]

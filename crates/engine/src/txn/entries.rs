@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex};
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::node::{Node, PayloadPlace, Torn};
-use crate::store::versions::{KeyBounds, OldValue, ReadSet, is_range};
 use crate::sync::lock;
 use crate::tree::{Access, Cursor, Direction, Target, is_after_start, is_before_end};
 use crate::txn::view::View;
 use crate::value::Value;
+use crate::versions::{KeyBounds, OldValue, ReadSet, is_range};
 
 /// The changes of one tree that a transaction has made: the new values, or `None` for removed ones.
 pub(crate) type Changes = BTreeMap<Key, Option<Arc<[u8]>>>;
@@ -325,7 +325,7 @@ impl<'v> ViewEntries<'v> {
     }
 
     /// What the view sees in the place of a leaf's entries, and whether it sees none of the others.
-    /// The leaf was copied before: see `store/versions.rs`.
+    /// The leaf was copied before: see `versions/mod.rs`.
     fn others_in(&self, (start, end): &KeyBounds) -> (bool, VecDeque<Other>) {
         let bounds = (start.as_ref().map(|key| &key[..]), end.as_ref().map(|key| &key[..]));
         if !is_range(bounds) {

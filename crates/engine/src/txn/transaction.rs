@@ -13,7 +13,6 @@ use crate::key::Key;
 use crate::planted::{StoreBug, is_planted};
 use crate::redo::log::RedoLog;
 use crate::store::Store;
-use crate::store::versions::{KeyBounds, ReadSet};
 use crate::sync::lock;
 use crate::tree::{
     Access, KeyRange, Tree, ValueReader, Write, bounds_of, bounds_of_prefix, commit,
@@ -21,6 +20,7 @@ use crate::tree::{
 use crate::txn::entries::{Changes, ViewEntries};
 use crate::txn::view::View;
 use crate::value::Value;
+use crate::versions::{KeyBounds, ReadSet};
 
 /// What concurrent transactions may do to each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::error::{Error, Result};
-use crate::store::changed::Time;
 use crate::store::core::StoreCore;
-use crate::store::versions::{OldValue, ReadSet, Seen, Validation, Versions};
 use crate::tree::{Access, Tree, ValueReader};
 use crate::value::Value;
+use crate::versions::Time;
+use crate::versions::{OldValue, ReadSet, Seen, Validation, Versions};
 
 /// The store as of one time. While a view lives, changes keep the old values of entries.
 #[derive(Debug)]

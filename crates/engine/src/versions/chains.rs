@@ -1,0 +1,341 @@
+//! Chains: the old values of each entry, in parts with a lock each.
+//!
+//! The keyed hash of an entry says in which part its chain is. A change locks all parts that it
+//! needs, in one order, before it takes its time. So a thread that has taken a later time, and
+//! locks a part after that, finds what the change has put there.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+
+use smallvec::SmallVec;
+
+use crate::key::Key;
+use crate::page::blob::BlobRef;
+use crate::planted::{StoreBug, is_planted};
+use crate::sync::{AtomicU64, Ordering, RwLock, RwLockWriteGuard, read, write};
+use crate::versions::entry::{EntryHash, Old, OldValue, Replaced, Time, size_of};
+use crate::versions::views::FoundViews;
+
+/// The number of parts.
+const PARTS: usize = 16;
+
+/// When a chain is extended, so many of its newest versions are dropped if no view sees them any
+/// more. Older ones were looked at when they were among the newest.
+const LOOKED_AT: usize = 8;
+
+/// A change that puts something into a part drops the versions of so many entries there that no
+/// view needs.
+const RECLAIMED_PER_CHANGE: usize = 8;
+
+/// So many are dropped at once when a view ends, before other threads have their turn.
+const RECLAIMED_AT_ONCE: usize = 256;
+
+/// While a view is left, its fellows leave so many chains for changes to drop.
+const LEFT: u64 = 1024;
+
+/// The versions of one entry.
+#[derive(Debug, Default)]
+struct Chain {
+    /// The time of the newest change of the entry.
+    newest: Time,
+    /// The time of the change before that one, or a later time.
+    before: Time,
+    /// Old values and the times of the changes that replaced them, oldest first. A value that no
+    /// view can see is left out, or goes with the next change of the entry.
+    old: SmallVec<[(Time, Old); 1]>,
+}
+
+impl Chain {
+    /// What a view of `time` sees, if it is not what the page has.
+    fn at(&self, time: Time) -> Option<(Time, &Old)> {
+        let index = self.old.partition_point(|(replaced, _)| *replaced <= time);
+        self.old.get(index).map(|(replaced, old)| (*replaced, old))
+    }
+
+    /// Whether the entry has changed after the time `since`, and before the time `until`, at which
+    /// the caller may have changed it. May be wrong with the answer true.
+    fn has_changed(&self, since: Time, until: Time) -> bool {
+        let newest = if self.newest < until { self.newest } else { self.before };
+        newest > since
+    }
+
+    /// Drops those of the newest versions that none of these views sees.
+    fn drop_unseen(&mut self, views: &FoundViews<'_>, mut dropped: impl FnMut(Old)) {
+        let mut index = self.old.len().saturating_sub(LOOKED_AT);
+        while index < self.old.len() {
+            let since = index.checked_sub(1).map_or(0, |before| self.old[before].0);
+            match views.any_in(since, self.old[index].0) {
+                true => index += 1,
+                false => dropped(self.old.remove(index).1),
+            }
+        }
+    }
+}
+
+/// A part of all chains.
+#[derive(Debug, Default)]
+struct Part {
+    trees: BTreeMap<u32, BTreeMap<Key, Chain>>,
+    /// Each chain once, with a time before which it need not be looked at, oldest first.
+    queue: VecDeque<(Time, u32, Key)>,
+}
+
+/// A part with its lock, in memory that it shares with no other part.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct LockedPart {
+    /// At least the number of chains. It grows before a change takes its time.
+    chains: AtomicU64,
+    part: RwLock<Part>,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Chains {
+    parts: [LockedPart; PARTS],
+    /// What all chains take, in bytes.
+    bytes: AtomicU64,
+    /// The number of old values that are blobs.
+    blobs: AtomicU64,
+}
+
+/// The parts that a change has locked.
+pub(crate) struct LockedParts<'c> {
+    chains: &'c Chains,
+    parts: [Option<RwLockWriteGuard<'c, Part>>; PARTS],
+}
+
+impl Chains {
+    /// The memory that old values take, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Locks the parts of these entries, of which each may get a chain.
+    pub(crate) fn lock(&self, entries: &[EntryHash]) -> LockedParts<'_> {
+        let mut counts = [0_u64; PARTS];
+        entries.iter().for_each(|entry| counts[entry.other_place(PARTS)] += 1);
+        let mut parts = [const { None }; PARTS];
+        for ((place, part), count) in parts.iter_mut().zip(&self.parts).zip(counts) {
+            if count > 0 {
+                *place = Some(write(&part.part));
+                part.chains.fetch_add(count, Ordering::SeqCst);
+            }
+        }
+        LockedParts { chains: self, parts }
+    }
+
+    /// What a view of `time` sees of an entry, if that is not what the page has, and the time of
+    /// the change that replaced it.
+    pub(crate) fn at(
+        &self,
+        entry: EntryHash,
+        tree: u32,
+        key: &[u8],
+        time: Time,
+    ) -> Option<(Time, Old)> {
+        let part = read(&self.parts[entry.other_place(PARTS)].part);
+        let (replaced, old) = part.trees.get(&tree)?.get(key)?.at(time)?;
+        Some((replaced, old.clone()))
+    }
+
+    /// The same, of all entries of a range, in the order of their keys.
+    pub(crate) fn range_at(
+        &self,
+        tree: u32,
+        bounds: (Bound<&[u8]>, Bound<&[u8]>),
+        time: Time,
+    ) -> Vec<(Key, Time, Old)> {
+        let mut found = Vec::new();
+        for LockedPart { part, .. } in self.filled() {
+            let part = read(part);
+            let Some(chains) = part.trees.get(&tree) else { continue };
+            for (key, chain) in chains.range::<[u8], _>(bounds) {
+                found.extend(
+                    chain.at(time).map(|(replaced, old)| (key.clone(), replaced, old.clone())),
+                );
+            }
+        }
+        found.sort_unstable_by(|(one, ..), (other, ..)| one.cmp(other));
+        found
+    }
+
+    /// Whether an entry has changed between two times. May be wrong with the answer true.
+    pub(crate) fn has_changed(
+        &self,
+        entry: EntryHash,
+        tree: u32,
+        key: &[u8],
+        (since, until): (Time, Time),
+    ) -> bool {
+        let part = read(&self.parts[entry.other_place(PARTS)].part);
+        let chain = part.trees.get(&tree).and_then(|chains| chains.get(key));
+        chain.is_some_and(|chain| chain.has_changed(since, until))
+    }
+
+    /// The same, of any entry of a range.
+    pub(crate) fn has_range_changed(
+        &self,
+        tree: u32,
+        bounds: (Bound<&[u8]>, Bound<&[u8]>),
+        (since, until): (Time, Time),
+    ) -> bool {
+        self.filled().any(|LockedPart { part, .. }| {
+            let part = read(part);
+            part.trees.get(&tree).is_some_and(|chains| {
+                let mut chains = chains.range::<[u8], _>(bounds);
+                chains.any(|(_, chain)| chain.has_changed(since, until))
+            })
+        })
+    }
+
+    /// The parts that have chains.
+    fn filled(&self) -> impl Iterator<Item = &LockedPart> {
+        self.parts.iter().filter(|part| part.chains.load(Ordering::SeqCst) > 0)
+    }
+
+    /// A view has ended, and none is older than `oldest`: drops the versions that no view needs. If
+    /// there `are_views` left, changes drop them, unless they are many. Adds the blobs that no
+    /// version needs any more to `unpinned`.
+    pub(crate) fn reclaim(&self, oldest: Time, are_views: bool, unpinned: &mut Vec<BlobRef>) {
+        let few =
+            || self.filled().map(|part| part.chains.load(Ordering::Relaxed)).sum::<u64>() <= LEFT;
+        if are_views && self.blobs.load(Ordering::Relaxed) == 0 && few() {
+            return;
+        }
+        for part in self.filled() {
+            // In portions, so that changes do not wait for all of it.
+            while self.reclaim_some(
+                part,
+                &mut write(&part.part),
+                RECLAIMED_AT_ONCE,
+                oldest,
+                unpinned,
+            ) {}
+        }
+    }
+
+    /// Drops the versions of up to `most` entries that no view needs. Returns whether there may be
+    /// more.
+    fn reclaim_some(
+        &self,
+        locked: &LockedPart,
+        part: &mut Part,
+        most: usize,
+        oldest: Time,
+        unpinned: &mut Vec<BlobRef>,
+    ) -> bool {
+        for _ in 0..most {
+            match part.queue.front() {
+                Some((time, ..)) if *time <= oldest => {}
+                _ => return false,
+            }
+            let Some((_, id, key)) = part.queue.pop_front() else { return false };
+            let Some(chains) = part.trees.get_mut(&id) else { continue };
+            let Some(chain) = chains.get_mut(&key) else { continue };
+            let newest = chain.newest;
+            let oldest = oldest + Time::from(is_planted(StoreBug::LostVersion));
+            let needless = chain.old.partition_point(|(replaced, _)| *replaced <= oldest);
+            for (_, old) in chain.old.drain(..needless) {
+                self.dropped(&key, &old, unpinned);
+            }
+            // As long as a view is older than the newest change, a validation needs the chain.
+            if newest > oldest {
+                let last = part.queue.back().map_or(newest, |(time, ..)| newest.max(*time));
+                part.queue.push_back((last, id, key));
+                continue;
+            }
+            chains.remove(&key);
+            if chains.is_empty() {
+                part.trees.remove(&id);
+            }
+            locked.chains.fetch_sub(1, Ordering::SeqCst);
+        }
+        true
+    }
+
+    fn kept(&self, key: &[u8], old: &Old) {
+        self.bytes.fetch_add(size_of(key, old), Ordering::Relaxed);
+        if let Some(OldValue::Blob(_)) = old {
+            self.blobs.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn dropped(&self, key: &[u8], old: &Old, unpinned: &mut Vec<BlobRef>) {
+        self.bytes.fetch_sub(size_of(key, old), Ordering::Relaxed);
+        if let Some(OldValue::Blob(blob)) = old {
+            self.blobs.fetch_sub(1, Ordering::Relaxed);
+            unpinned.push(*blob);
+        }
+    }
+}
+
+impl LockedParts<'_> {
+    /// Moves an old value, which a change of this time replaces, into the entry's chain, if one of
+    /// the views sees it. `pin` keeps a blob's pages.
+    pub(crate) fn put(
+        &mut self,
+        time: Time,
+        entry: EntryHash,
+        Replaced { tree, key, old }: &mut Replaced,
+        views: &FoundViews<'_>,
+        pin: impl FnOnce(BlobRef),
+        unpinned: &mut Vec<BlobRef>,
+    ) {
+        let (all, locked) = (self.chains, &self.chains.parts[entry.other_place(PARTS)]);
+        let Some(part) = &mut self.parts[entry.other_place(PARTS)] else { return };
+        let chains = part.trees.entry(*tree).or_default();
+        let mut is_new = false;
+        let chain = chains.entry(key.clone()).or_insert_with(|| {
+            is_new = true;
+            Chain::default()
+        });
+        chain.drop_unseen(views, |old| all.dropped(key, &old, unpinned));
+        // Only a view that is younger than the last change of the entry sees the old value.
+        if views.any_in(chain.newest, time) {
+            let old = old.take();
+            all.kept(key, &old);
+            if let Some(OldValue::Blob(blob)) = &old {
+                pin(*blob);
+            }
+            chain.old.push((time, old));
+        }
+        chain.before = std::mem::replace(&mut chain.newest, time);
+        match is_new {
+            true => part.queue.push_back((time, *tree, key.clone())),
+            false => drop(locked.chains.fetch_sub(1, Ordering::SeqCst)),
+        }
+    }
+
+    /// Takes back what a change of this time has put into the entry's chain: the change is not
+    /// made.
+    pub(crate) fn take_back(
+        &mut self,
+        time: Time,
+        entry: EntryHash,
+        Replaced { tree, key, .. }: &Replaced,
+        unpinned: &mut Vec<BlobRef>,
+    ) {
+        let (all, locked) = (self.chains, &self.chains.parts[entry.other_place(PARTS)]);
+        // The change had counted a chain when it locked the part.
+        locked.chains.fetch_sub(1, Ordering::SeqCst);
+        let Some(part) = &mut self.parts[entry.other_place(PARTS)] else { return };
+        let chain = part.trees.get_mut(tree).and_then(|chains| chains.get_mut(key));
+        let Some(chain) = chain else { return };
+        if chain.old.last().is_some_and(|(replaced, _)| *replaced == time)
+            && let Some((_, old)) = chain.old.pop()
+        {
+            all.dropped(key, &old, unpinned);
+        }
+        chain.newest = chain.before;
+    }
+
+    /// Drops some versions that no view needs, in the parts that are locked.
+    pub(crate) fn reclaim(&mut self, oldest: Time, unpinned: &mut Vec<BlobRef>) {
+        for (locked, part) in self.chains.parts.iter().zip(&mut self.parts) {
+            if let Some(part) = part {
+                self.chains.reclaim_some(locked, part, RECLAIMED_PER_CHANGE, oldest, unpinned);
+            }
+        }
+    }
+}

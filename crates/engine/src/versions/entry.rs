@@ -1,0 +1,80 @@
+//! Entries, their changes, and the order of these.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+
+use crate::key::Key;
+use crate::page::blob::BlobRef;
+
+/// A point in the order of the changes that kept old values. A view sees the changes up to its
+/// time.
+pub(crate) type Time = u64;
+
+/// What a chain and its key take in memory beside the bytes of keys and values.
+const CHAIN_BYTES: u64 = 160;
+
+/// The value of an entry that was changed, or `None` if there was no entry.
+pub(crate) type Old = Option<OldValue>;
+
+/// A value that was replaced or removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum OldValue {
+    Inline(Arc<[u8]>),
+    /// The pages of the value are pinned while the version is kept.
+    Blob(BlobRef),
+}
+
+/// An entry that a change is about to change.
+#[derive(Debug)]
+pub(crate) struct Replaced {
+    pub tree: u32,
+    pub key: Key,
+    pub old: Old,
+}
+
+/// The keyed hash of a tree's number and a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EntryHash(u64);
+
+impl EntryHash {
+    /// The whole hash.
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// One of `count` places.
+    pub(crate) fn place(self, count: u64) -> usize {
+        (self.0 % count) as usize
+    }
+
+    /// The same, by other bits.
+    pub(crate) fn other_place(self, count: usize) -> usize {
+        (self.0 >> 32) as usize % count
+    }
+}
+
+/// Makes hashes of entries that no caller can foresee.
+#[derive(Debug)]
+pub(crate) struct EntryHasher(RandomState);
+
+impl EntryHasher {
+    pub(crate) fn new() -> EntryHasher {
+        EntryHasher(RandomState::new())
+    }
+
+    pub(crate) fn hash(&self, tree: u32, key: &[u8]) -> EntryHash {
+        let mut hasher = self.0.build_hasher();
+        hasher.write_u32(tree);
+        hasher.write(key);
+        EntryHash(hasher.finish())
+    }
+}
+
+/// What an old value takes in memory, in bytes.
+pub(crate) fn size_of(key: &[u8], old: &Old) -> u64 {
+    let value = match old {
+        Some(OldValue::Inline(value)) => value.len(),
+        Some(OldValue::Blob(_)) | None => 0,
+    };
+    (key.len() + value) as u64 + CHAIN_BYTES
+}

@@ -1,0 +1,457 @@
+//! Versions: the old values of entries, in memory, for views of the store as it was.
+//!
+//! A *view* (a snapshot, or a transaction) sees the store as of a *time*. While there are views, a
+//! change keeps the old value of each entry that it changes, with the time of the change. Pages
+//! have only the newest values, so that recovery knows nothing of versions.
+//!
+//! A thread that changes a leaf keeps the old values while it holds the leaf's lock, before any
+//! reader can see the new ones. A view reads the leaf first and looks for old values afterwards. If
+//! it has read a new value, it finds the old one here. If it has read the old value, it may find
+//! the same one here.
+//!
+//! A change holds the locks of its leaves, and then:
+//!
+//! 1. locks the parts of the chains that it extends (`chains.rs`);
+//! 2. notes in a table that its entries change now, or later (`changed.rs`);
+//! 3. takes its time;
+//! 4. puts the old values into the chains, as far as a view sees them (`views.rs`), and unlocks the
+//!    parts;
+//! 5. validates, if it is the commit of a transaction: looks in the table, and then in the chains,
+//!    for changes of what the transaction has read, after its view's time and before its own;
+//! 6. changes the leaves, and unlocks them.
+//!
+//! A change that takes an earlier time than another one has noted its entries before, and has
+//! locked their parts. So of two transactions that have read what the other one changes, the one
+//! with the later time finds the other one's change, and fails. It takes its old values back.
+//!
+//! A table spares most looks into the chains: few entries change while a transaction runs. The
+//! commit of a transaction that is alone keeps nothing, and takes no time.
+//!
+//! An entry that was changed since the newest view began keeps nothing when it is changed again
+//! (`noted.rs`). So a snapshot that is held for long costs little.
+//!
+//! While there is no view, changes keep nothing, and do not even count the time. The first view
+//! makes changes keep old values: it freezes the change gate for a moment, so that no change is
+//! under way that does not know.
+//!
+//! `tests/versions_model.rs` checks all of this on a scheduler that explores interleavings.
+
+mod chains;
+pub(crate) mod changed;
+pub(crate) mod entry;
+pub(crate) mod noted;
+mod views;
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::key::Key;
+use crate::page::blob::BlobRef;
+use crate::planted::{StoreBug, is_planted};
+use crate::store::gate::Freeze;
+use crate::sync::{AtomicBool, AtomicU64, Ordering, RwLock, fence, read, write};
+use crate::versions::chains::Chains;
+use crate::versions::changed::ChangeTimes;
+use crate::versions::entry::{EntryHash, EntryHasher};
+pub(crate) use crate::versions::entry::{Old, OldValue, Replaced, Time, size_of};
+use crate::versions::noted::NotedEntries;
+use crate::versions::views::Views;
+
+/// A list of keys first has memory for so many keys of so many bytes.
+const KEYS_AT_FIRST: usize = 48;
+const BYTES_OF_KEY: usize = 16;
+
+/// The start and the end of a range of keys.
+pub(crate) type KeyBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+
+/// The entries that a transaction has read, or must find unchanged for another reason, each with
+/// the number of its tree.
+#[derive(Debug, Default)]
+pub(crate) struct ReadSet {
+    pub keys: KeyList,
+    pub ranges: Vec<(u32, KeyBounds)>,
+}
+
+/// What a commit must find unchanged since the time of the transaction's view. The view ends when
+/// nothing has changed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Validation<'v> {
+    pub time: Time,
+    pub reads: &'v ReadSet,
+    /// Whether the view has ended.
+    pub has_ended: &'v AtomicBool,
+}
+
+/// Keys, one after the other, each with the number of its tree.
+#[derive(Debug, Default)]
+pub(crate) struct KeyList {
+    bytes: Vec<u8>,
+    /// The tree of each key, and where the key ends.
+    ends: Vec<(u32, usize)>,
+}
+
+impl KeyList {
+    pub(crate) fn push(&mut self, tree: u32, key: &[u8]) {
+        if self.ends.capacity() == 0 {
+            self.ends.reserve(KEYS_AT_FIRST);
+            self.bytes.reserve(KEYS_AT_FIRST * BYTES_OF_KEY);
+        }
+        self.bytes.extend_from_slice(key);
+        self.ends.push((tree, self.bytes.len()));
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        let mut begin = 0;
+        self.ends
+            .iter()
+            .map(move |&(tree, end)| (tree, &self.bytes[std::mem::replace(&mut begin, end)..end]))
+    }
+}
+
+/// The outcome of a look for the version that a view sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// What the page has.
+    Page,
+    Version(Old),
+}
+
+/// The versions of a range of keys, as a view sees them.
+#[derive(Debug, Default)]
+pub(crate) struct SeenRange {
+    pub versions: Vec<(Key, Old)>,
+    /// The view sees none of the entries that the pages have and that are not in `versions`.
+    pub is_hidden: bool,
+}
+
+/// Another transaction has changed what this one has read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Conflicting;
+
+/// The old values take more memory than they may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct VersionsFull;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Versions {
+    views: Views,
+    chains: Chains,
+    hasher: EntryHasher,
+    changed: ChangeTimes,
+    noted: NotedEntries,
+    loads: Loads,
+    bytes_max: u64,
+}
+
+/// The times at which bulk loads filled trees that were empty before. A load keeps no version for
+/// each entry.
+#[derive(Debug, Default)]
+struct Loads {
+    /// Not before the time of the newest load.
+    newest: AtomicU64,
+    trees: RwLock<BTreeMap<u32, Vec<Time>>>,
+}
+
+impl Loads {
+    /// The first load of a tree after this time.
+    fn after(&self, tree: u32, time: Time) -> Option<Time> {
+        if self.newest.load(Ordering::SeqCst) <= time {
+            return None;
+        }
+        read(&self.trees).get(&tree)?.iter().copied().find(|load| *load > time)
+    }
+}
+
+impl Versions {
+    /// Versions that take at most so many bytes.
+    pub(crate) fn new(bytes_max: u64) -> Versions {
+        Versions {
+            views: Views::new(),
+            chains: Chains::default(),
+            hasher: EntryHasher::new(),
+            changed: ChangeTimes::new(bytes_max / 64),
+            noted: NotedEntries::new(bytes_max / 8),
+            loads: Loads::default(),
+            bytes_max,
+        }
+    }
+
+    /// Whether a change must keep the old values of the entries that it changes. The caller has
+    /// begun the change.
+    #[inline]
+    pub(crate) fn are_kept(&self) -> bool {
+        self.views.are_kept()
+    }
+
+    /// Whether there are views. If not, changes keep nothing from now on. The caller has exclusive
+    /// use of the store: a view that begins now waits for it.
+    pub(crate) fn are_needed(&self) -> bool {
+        self.views.are_needed()
+    }
+
+    /// The time of the newest change that kept old values. A view of this time, or a later one,
+    /// sees what the pages have.
+    #[inline]
+    pub(crate) fn now(&self) -> Time {
+        self.views.now()
+    }
+
+    /// Begins a view of now, if changes keep old values already.
+    pub(crate) fn try_begin_view(&self) -> Option<Time> {
+        self.views.try_begin()
+    }
+
+    /// Begins a view of now.
+    pub(crate) fn begin_view(&self, _no_change: &Freeze<'_>) -> Time {
+        self.views.begin()
+    }
+
+    /// Ends a view, and drops what only that view needed. Adds the blobs that no version needs any
+    /// more to `unpinned`. A view that `has_ended` in a commit has only left something to drop.
+    pub(crate) fn end_view(&self, time: Time, has_ended: bool, unpinned: &mut Vec<BlobRef>) {
+        if !has_ended {
+            self.views.end(time);
+        }
+        let (oldest, are_views) = (self.views.oldest(), self.views.open() > 0);
+        if oldest > time || !are_views {
+            self.chains.reclaim(oldest, are_views, unpinned);
+        }
+    }
+
+    /// Whether a change of this entry has nothing to keep: there is no view, or another change was
+    /// kept since the newest view began. The caller holds the locks of all leaves that the change
+    /// changes.
+    ///
+    /// A view that this thread does not know of yet begins after the leaves were locked. So it
+    /// waits for them, and sees the change.
+    pub(crate) fn has_nothing_to_keep(&self, tree: u32, key: &[u8]) -> bool {
+        fence(Ordering::SeqCst);
+        if self.views.open() == 0 {
+            self.views.note_idle();
+            return true;
+        }
+        self.noted.has(self.hasher.hash(tree, key), tree, key, self.views.begun())
+    }
+
+    /// Refuses a change if old values take more memory than they may, or would with `more` bytes.
+    pub(crate) fn check_room(&self, more: u64) -> Result<(), VersionsFull> {
+        match self.bytes() + more <= self.bytes_max {
+            true => Ok(()),
+            false => Err(VersionsFull),
+        }
+    }
+
+    /// Keeps the old values of a change. The caller holds the locks of the leaves. `pin` keeps a
+    /// blob's pages. Adds the blobs that no version needs any more to `unpinned`.
+    pub(crate) fn keep(
+        &self,
+        mut replaced: Vec<Replaced>,
+        pin: impl FnMut(BlobRef),
+        unpinned: &mut Vec<BlobRef>,
+    ) {
+        fence(Ordering::SeqCst);
+        if self.views.open() == 0 {
+            self.views.note_idle();
+            return;
+        }
+        // Before the change takes its time: a view that begins later sees the change.
+        let views = self.views.begun();
+        let entries = self.hashes(&replaced);
+        self.put(&mut replaced, &entries, None, pin, unpinned);
+        for (entry, Replaced { tree, key, .. }) in entries.iter().zip(&replaced) {
+            self.noted.note(*entry, *tree, key, views);
+        }
+    }
+
+    /// Validates a commit that keeps nothing, because there is no other view. Ends its view.
+    /// Returns false if there is another one. The caller holds the locks of the leaves: a view that
+    /// begins now waits for them, and sees the changes.
+    ///
+    /// # Errors
+    /// [`Conflicting`].
+    pub(crate) fn validate_alone(&self, validation: Validation<'_>) -> Result<bool, Conflicting> {
+        fence(Ordering::SeqCst);
+        if self.views.open() > 1 {
+            return Ok(false);
+        }
+        // The commit takes no time. It comes before all changes that take theirs from now on.
+        self.validate(validation, Time::MAX).map(|()| true)
+    }
+
+    /// Validates a commit, and keeps the old values of its changes. Ends its view. The caller holds
+    /// the locks of the leaves.
+    ///
+    /// # Errors
+    /// [`Conflicting`]. Then nothing is kept.
+    pub(crate) fn keep_unless_conflicting(
+        &self,
+        validation: Validation<'_>,
+        mut replaced: Vec<Replaced>,
+        pin: impl FnMut(BlobRef),
+        unpinned: &mut Vec<BlobRef>,
+    ) -> Result<(), Conflicting> {
+        let entries = self.hashes(&replaced);
+        let time = self.put(&mut replaced, &entries, Some(validation.time), pin, unpinned);
+        self.validate(validation, time).inspect_err(|Conflicting| {
+            let mut parts = self.chains.lock(&entries);
+            for (entry, replaced) in entries.iter().zip(&replaced) {
+                parts.take_back(time, *entry, replaced, unpinned);
+            }
+        })
+    }
+
+    fn hashes(&self, replaced: &[Replaced]) -> SmallVec<[EntryHash; 1]> {
+        replaced.iter().map(|entry| self.hasher.hash(entry.tree, &entry.key)).collect()
+    }
+
+    /// Takes the time of a change, and puts the old values of its entries into their chains. Takes
+    /// no account of one view of the time `own`. Returns the change's time.
+    fn put(
+        &self,
+        replaced: &mut [Replaced],
+        entries: &[EntryHash],
+        own: Option<Time>,
+        mut pin: impl FnMut(BlobRef),
+        unpinned: &mut Vec<BlobRef>,
+    ) -> Time {
+        let mut parts = self.chains.lock(entries);
+        // The time will not be before this one. A transaction whose view is younger has read the
+        // entries after this change, because it waited for the leaves.
+        let first = self.now() + 1;
+        entries.iter().for_each(|entry| self.changed.note(first, *entry));
+        let time = self.views.next_time();
+        if time > first {
+            entries.iter().for_each(|entry| self.changed.note(time, *entry));
+        }
+        let views = self.views.find(own);
+        for (entry, replaced) in entries.iter().zip(replaced) {
+            parts.put(time, *entry, replaced, &views, &mut pin, unpinned);
+        }
+        parts.reclaim(self.views.oldest(), unpinned);
+        time
+    }
+
+    /// Ends the view of a commit, unless another change after the view's time and before `until`
+    /// conflicts with what the transaction has read.
+    fn validate(&self, validation: Validation<'_>, until: Time) -> Result<(), Conflicting> {
+        let Validation { time, reads, has_ended } = validation;
+        if self.now() > time && self.conflicts(reads, (time, until)) {
+            return Err(Conflicting);
+        }
+        has_ended.store(true, Ordering::Relaxed);
+        self.views.end(time);
+        Ok(())
+    }
+
+    /// Whether one of the entries that a transaction has read has changed between these times.
+    fn conflicts(&self, reads: &ReadSet, (since, until): (Time, Time)) -> bool {
+        let is_changed = |(tree, key): (u32, &[u8])| {
+            let entry = self.hasher.hash(tree, key);
+            self.changed.may_be_after(since, entry)
+                && self.chains.has_changed(entry, tree, key, (since, until))
+                || self.loads.after(tree, since).is_some()
+        };
+        let is_range_changed = |(tree, (start, end)): &(u32, KeyBounds)| {
+            let bounds = (start.as_ref().map(|key| &key[..]), end.as_ref().map(|key| &key[..]));
+            self.loads.after(*tree, since).is_some()
+                || is_range(bounds) && self.chains.has_range_changed(*tree, bounds, (since, until))
+        };
+        (!is_planted(StoreBug::UncheckedKeys) && reads.keys.iter().any(is_changed))
+            || (!is_planted(StoreBug::UncheckedRanges) && reads.ranges.iter().any(is_range_changed))
+    }
+
+    /// A bulk load has filled an empty tree: views of earlier times see none of its entries. The
+    /// caller holds the lock of the root.
+    pub(crate) fn keep_load(&self, tree: u32) {
+        fence(Ordering::SeqCst);
+        if self.views.open() == 0 {
+            return;
+        }
+        let mut trees = write(&self.loads.trees);
+        // A commit that takes a later time finds this, and waits for the lock.
+        self.loads.newest.fetch_max(self.now() + 1, Ordering::SeqCst);
+        let time = self.views.next_time();
+        self.loads.newest.fetch_max(time, Ordering::SeqCst);
+        let oldest = self.views.oldest();
+        trees.retain(|_, loads| {
+            loads.retain(|load| *load > oldest);
+            !loads.is_empty()
+        });
+        trees.entry(tree).or_default().push(time);
+    }
+
+    /// What a view sees of an entry. The caller has read the page before.
+    pub(crate) fn at(&self, tree: u32, key: &[u8], time: Time) -> Seen {
+        if self.now() <= time {
+            return Seen::Page;
+        }
+        let entry = self.hasher.hash(tree, key);
+        let old = match self.changed.may_be_after(time, entry) {
+            true => self.chains.at(entry, tree, key, time),
+            false => None,
+        };
+        seen(old, self.loads.after(tree, time))
+    }
+
+    /// What a view sees of a range of keys. The caller has read the page before.
+    pub(crate) fn range_at(
+        &self,
+        tree: u32,
+        bounds: (Bound<&[u8]>, Bound<&[u8]>),
+        time: Time,
+    ) -> SeenRange {
+        if self.now() <= time || !is_range(bounds) {
+            return SeenRange::default();
+        }
+        let load = self.loads.after(tree, time);
+        let old = self.chains.range_at(tree, bounds, time).into_iter();
+        let versions =
+            old.filter_map(|(key, replaced, old)| match seen(Some((replaced, old)), load) {
+                Seen::Version(old) => Some((key, old)),
+                Seen::Page => None,
+            });
+        SeenRange { versions: versions.collect(), is_hidden: load.is_some() }
+    }
+
+    /// Whether there is a view of an earlier time.
+    pub(crate) fn has_view_before(&self, time: Time) -> bool {
+        self.views.has_before(time)
+    }
+
+    /// The number of views and the age of the oldest.
+    pub(crate) fn views(&self) -> (u64, Option<Duration>) {
+        self.views.stat()
+    }
+
+    /// The memory that old values take, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.chains.bytes()
+    }
+}
+
+/// What a view sees of an entry: of the first change and the first load after its time, what came
+/// first decides.
+fn seen(old: Option<(Time, Old)>, load: Option<Time>) -> Seen {
+    match (old, load) {
+        (Some((replaced, _)), Some(load)) if load < replaced => Seen::Version(None),
+        (Some((_, old)), _) => Seen::Version(old),
+        (None, Some(_)) => Seen::Version(None),
+        (None, None) => Seen::Page,
+    }
+}
+
+/// Whether the bounds are in order, so that a map takes them.
+pub(crate) fn is_range((start, end): (Bound<&[u8]>, Bound<&[u8]>)) -> bool {
+    match (start, end) {
+        (Bound::Unbounded, _) | (_, Bound::Unbounded) => true,
+        (Bound::Excluded(start), Bound::Excluded(end)) => start < end,
+        (
+            Bound::Included(start) | Bound::Excluded(start),
+            Bound::Included(end) | Bound::Excluded(end),
+        ) => start <= end,
+    }
+}

@@ -1,0 +1,41 @@
+//! The tables of versions. `tests/versions_model.rs` compiles their files with other primitives, so
+//! these tests stand apart.
+
+use crate::versions::changed::ChangeTimes;
+use crate::versions::entry::EntryHasher;
+use crate::versions::noted::NotedEntries;
+
+#[test]
+fn a_place_has_the_newest_time_of_its_entries() {
+    let (times, hasher) = (ChangeTimes::new(1 << 16), EntryHasher::new());
+    let entry = |key: &[u8]| hasher.hash(1, key);
+    assert!(!times.may_be_after(0, entry(b"key")));
+    let keys: Vec<_> = (0..20_000_u32).map(u32::to_be_bytes).collect();
+    for (key, time) in keys.iter().zip(1..) {
+        times.note(time, entry(key));
+        // An older time changes nothing.
+        times.note(time / 2, entry(key));
+        assert!(times.may_be_after(time - 1, entry(key)));
+        assert!(!times.may_be_after(time, entry(key)));
+    }
+    // No change is forgotten.
+    assert!(keys.iter().zip(1..).all(|(key, time)| times.may_be_after(time - 1, entry(key))));
+    assert!(!times.may_be_after(20_000, entry(b"key")));
+}
+
+#[test]
+fn an_entry_is_noted_for_its_tree_and_its_views() {
+    let (noted, hasher) = (NotedEntries::new(1 << 16), EntryHasher::new());
+    let has = |tree, key: &[u8], views| noted.has(hasher.hash(tree, key), tree, key, views);
+    let note = |key: &[u8]| noted.note(hasher.hash(1, key), 1, key, 7);
+    assert!(!has(1, b"key", 7));
+    note(b"key");
+    assert!(has(1, b"key", 7));
+    assert!(!has(2, b"key", 7) && !has(1, b"kez", 7) && !has(1, b"key", 8));
+    for number in 0..100_000_u32 {
+        note(&number.to_be_bytes());
+        assert!(has(1, &number.to_be_bytes(), 7));
+    }
+    let left = (0..100_000_u32).filter(|number| has(1, &number.to_be_bytes(), 7));
+    assert!((2000..=4096).contains(&left.count()));
+}
