@@ -45,21 +45,47 @@
  *
  * Handles. The caller frees each handle exactly once, with the function that ends in _close, and no
  * thread uses the handle during or after that call. Otherwise several threads may use one handle at
- * the same time; calls of one reader, or of one writer, wait for each other. A tree does not need
- * the handle of its store, and a reader or writer needs neither handle: the caller may free handles
- * in any order. vellum_store_close() ends the use of all of them: later calls with the remaining
- * handles return -ESHUTDOWN. The caller must still free those handles.
+ * the same time; calls of one reader, writer, cursor or transaction wait for each other. A tree does
+ * not need the handle of its store, and a reader, writer or cursor needs no other handle: the caller
+ * may free handles in any order. vellum_store_close() ends the use of all of them: later calls with
+ * the remaining handles return -ESHUTDOWN. The caller must still free those handles.
  *
  * Transactions. A transaction changes any number of entries of any number of trees, all or none.
  * It sees the store as it was when the transaction began, with its own changes. A change outside of
- * a transaction is atomic by itself.
+ * a transaction is atomic by itself. Of transactions that disagree, the first one to commit wins,
+ * and the others are run again:
+ *
+ *     do {
+ *         error = vellum_transaction_begin(store, 0, &transaction);
+ *         if (error)
+ *             break;
+ *         error = move_money(transaction, accounts);
+ *         if (!error)
+ *             error = vellum_transaction_commit(transaction);
+ *         vellum_transaction_close(transaction);
+ *     } while (error == -EAGAIN);
+ *
+ * Snapshots. A snapshot is a view of the store that does not change. It blocks no change.
+ *
+ * Cursors. A cursor moves over the entries of a range of keys, in the order of the bytes of the keys,
+ * forward and backward. It reads a tree as it is, a snapshot, or a transaction:
+ *
+ *     struct vellum_range films_of_1927 = { "1927 ", 5, .flags = VELLUM_PREFIX };
+ *     struct vellum_entry film;
+ *     vellum_cursor *cursor = NULL;
+ *     error = vellum_tree_scan(tree, &films_of_1927, &cursor);
+ *     while (!error && !(error = vellum_cursor_next(cursor, &film)))
+ *         printf("%.*s\n", (int)film.key_length, (const char *)film.key);
+ *     vellum_cursor_close(cursor);
+ *     if (error != -ENODATA)
+ *         errx(1, "%s", vellum_last_error());
  *
  * The end of the process. exit() closes the stores that are open. A store that was opened with
  * VELLUM_LOG recovers at its next opening, whatever the process or the machine did: it has all that
  * was durable. Without a log: if a process changes a store after its last vellum_store_sync() and is
  * then killed, or ends by _exit(), the store is unclean, and an unclean store does not open
- * (-EUCLEAN). The child of a fork must not use the handles of its parent. It may free readers and
- * writers; the parent keeps its own.
+ * (-EUCLEAN). The child of a fork must not use the handles of its parent. It may free readers,
+ * writers, cursors, snapshots and transactions; the parent keeps its own.
  *
  * Keys have up to some thousand bytes, and the empty key is a key; values have up to 2^48 bytes.
  * Linux 5.10 and later, pages of 4 KiB.
@@ -89,6 +115,12 @@ typedef struct vellum_writer vellum_writer;
 /* Changes of entries, all or none. */
 typedef struct vellum_transaction vellum_transaction;
 
+/* A view of the store that does not change. */
+typedef struct vellum_snapshot vellum_snapshot;
+
+/* A position among the entries of a range. */
+typedef struct vellum_cursor vellum_cursor;
+
 /* Flags. Each function names those that it takes; all others must be 0. */
 #define VELLUM_CREATE    1u /* create the store or the tree if it does not exist */
 #define VELLUM_READ_ONLY 2u /* refuse changes; several processes may open a file read-only */
@@ -97,12 +129,38 @@ typedef struct vellum_transaction vellum_transaction;
 #define VELLUM_SNAPSHOT 16u /* snapshot isolation: others may change what was only read */
 #define VELLUM_BUFFERED 32u /* a commit does not wait: a crash may take the last milliseconds */
 #define VELLUM_NO_SYNC  64u /* durable with the next transaction that is, or the next sync */
+#define VELLUM_PREFIX  128u /* a range: the keys that begin with the bytes of `start` */
+#define VELLUM_WITHOUT_START 256u /* a range: without the key `start` itself */
+#define VELLUM_WITH_END      512u /* a range: with the key `end` itself */
 
 /* Options of vellum_store_open(). */
 struct vellum_store_options {
 	uint64_t pool_bytes; /* memory for pages; 0: half of what the process may use */
 	uint32_t flags;      /* VELLUM_READ_ONLY, or of VELLUM_CREATE and VELLUM_LOG any */
 	uint32_t reserved;   /* 0 */
+};
+
+/*
+ * A range of keys. Where a function takes a range, NULL stands for all keys. Without flags the range
+ * has the keys from `start` on that come before `end`. A bound that is NULL, with a length of 0, is
+ * none: the range begins with the first key, or ends with the last one. A range whose start does not
+ * come before its end has no keys. The functions copy the bounds.
+ */
+struct vellum_range {
+	const void *start;
+	size_t start_length;
+	const void *end; /* NULL with VELLUM_PREFIX */
+	size_t end_length;
+	uint32_t flags;    /* VELLUM_PREFIX, or of VELLUM_WITHOUT_START and VELLUM_WITH_END any */
+	uint32_t reserved; /* 0 */
+};
+
+/* An entry, in memory of its cursor. */
+struct vellum_entry {
+	const void *key;
+	size_t key_length;
+	const void *value; /* NULL: too long for the pool; see vellum_cursor_next() */
+	size_t value_length;
 };
 
 /*
@@ -233,9 +291,74 @@ int vellum_writer_finish(const vellum_writer *writer, uint32_t flags);
 void vellum_writer_close(vellum_writer *writer);
 
 /*
+ * Makes a cursor for the entries of a range. The tree had each entry at the moment when the cursor
+ * moved to it: the cursor sees the changes of this thread and of others.
+ */
+int vellum_tree_scan(const vellum_tree *tree, const struct vellum_range *range,
+		     vellum_cursor **result);
+
+/*
+ * Moves to the next entry of the range, in the order of the keys, and puts it into `entry`. A new
+ * cursor moves to the first one. After the last entry the function returns -ENODATA, as often as it
+ * is called; vellum_cursor_previous() moves to the last entry then. The bytes of the entry stay
+ * valid, and stay as they are, until a thread calls a function with this cursor again. An empty
+ * value is not NULL.
+ *
+ * The value of a cursor of a tree is NULL if the value is longer than a quarter of the pool; its
+ * length is there, and a reader reads it. A cursor of a snapshot or a transaction returns -EFBIG
+ * instead, stays where it is, and cannot pass the entry.
+ *
+ * After an error the cursor stays where it is.
+ *
+ * -ENODATA   the range has no more entries
+ * -EFBIG     in a snapshot or a transaction: the value is longer than a quarter of the pool
+ * -EALREADY  the cursor's transaction has ended
+ */
+int vellum_cursor_next(const vellum_cursor *cursor, struct vellum_entry *entry);
+
+/*
+ * As vellum_cursor_next(), but moves to the previous entry; a new cursor moves to the last one.
+ * Before the first entry the function returns -ENODATA, and vellum_cursor_next() moves to the first
+ * entry then.
+ */
+int vellum_cursor_previous(const vellum_cursor *cursor, struct vellum_entry *entry);
+
+/* Frees a handle. Does nothing with NULL. The bytes of its entry are gone. */
+void vellum_cursor_close(vellum_cursor *cursor);
+
+/*
+ * Takes a snapshot: a view of the store as it is now, which later changes do not affect. While the
+ * snapshot, or a cursor of it, is open, the store keeps in memory the values that others replace. If
+ * these take too much memory, changes fail with -ENOMEM until old snapshots and transactions end.
+ */
+int vellum_snapshot_open(const vellum_store *store, vellum_snapshot **result);
+
+/*
+ * Puts the first `length` bytes of the value of a key into `buffer`, or all of them if there are
+ * fewer, and the whole length of the value into `value_length`. A program that does not know the
+ * length may ask with a `length` of 0. The tree must be one of the snapshot's store (-EINVAL).
+ *
+ * -ENODATA  there was no such key
+ */
+int vellum_snapshot_get(const vellum_snapshot *snapshot, const vellum_tree *tree, const void *key,
+			size_t key_length, void *buffer, size_t length, size_t *value_length);
+
+/*
+ * Makes a cursor for the entries of a range, as the snapshot sees them. The cursor keeps the view of
+ * the snapshot, also if the snapshot is closed before it. It reads up to 1 MiB of entries at a time
+ * into memory of its own.
+ */
+int vellum_snapshot_scan(const vellum_snapshot *snapshot, const vellum_tree *tree,
+			 const struct vellum_range *range, vellum_cursor **result);
+
+/* Frees a handle. Does nothing with NULL. */
+void vellum_snapshot_close(vellum_snapshot *snapshot);
+
+/*
  * Begins a transaction. Flags: VELLUM_SNAPSHOT, and VELLUM_BUFFERED or VELLUM_NO_SYNC. Without
  * flags the transaction is serializable, and its commit returns when the transaction is durable.
- * While a transaction is open, the store keeps in memory the values that others replace.
+ * While a transaction is open, the store keeps in memory the values that others replace. The trees
+ * that its functions take must be of the transaction's store (-EINVAL).
  */
 int vellum_transaction_begin(const vellum_store *store, uint32_t flags,
 			     vellum_transaction **result);
@@ -246,7 +369,6 @@ int vellum_transaction_begin(const vellum_store *store, uint32_t flags,
  * length may ask with a `length` of 0.
  *
  * -ENODATA   there is no such key
- * -EFBIG     the value is longer than a quarter of the pool: only a reader can read it
  * -EALREADY  the transaction has ended
  */
 int vellum_transaction_get(const vellum_transaction *transaction, const vellum_tree *tree,
@@ -273,6 +395,50 @@ int vellum_transaction_put(const vellum_transaction *transaction, const vellum_t
  */
 int vellum_transaction_remove(const vellum_transaction *transaction, const vellum_tree *tree,
 			      const void *key, size_t key_length);
+
+/*
+ * Removes all entries of a range, and puts their number into `removed`, which may be NULL. NULL as
+ * the range stands for all keys.
+ *
+ * -E2BIG     the keys take more than what is left of a quarter of the pool: some of the entries may
+ *            be removed in the transaction; return to a savepoint, or close the transaction
+ * -EALREADY  the transaction has ended
+ */
+int vellum_transaction_remove_range(const vellum_transaction *transaction,
+				    const vellum_tree *tree, const struct vellum_range *range,
+				    uint64_t *removed);
+
+/*
+ * Makes a cursor for the entries of a range, as the transaction sees them: the cursor sees the
+ * changes that the transaction makes meanwhile, also ahead of the cursor. The handle of the
+ * transaction may be closed before the cursor: the cursor returns -EALREADY then.
+ *
+ * A serializable transaction depends on the part of the range that the cursor has passed: on keys
+ * that are not there, too. The cursor reads entries ahead, about as many as it has returned and at
+ * most 256, and the transaction depends on them as well.
+ *
+ * -EALREADY  the transaction has ended
+ */
+int vellum_transaction_scan(const vellum_transaction *transaction, const vellum_tree *tree,
+			    const struct vellum_range *range, vellum_cursor **result);
+
+/*
+ * Sets a savepoint, to which vellum_transaction_rollback() returns, and puts its number into
+ * `savepoint`. The number is never 0. There is no need to free it. From the first savepoint on the
+ * transaction keeps what its changes replace, which counts as its changes do.
+ *
+ * -EALREADY  the transaction has ended
+ */
+int vellum_transaction_savepoint(const vellum_transaction *transaction, uint64_t *savepoint);
+
+/*
+ * Undoes the changes since a savepoint. The savepoint stays, and those after it are gone. What the
+ * transaction has read counts still.
+ *
+ * -EINVAL    the savepoint is gone, or is of another transaction
+ * -EALREADY  the transaction has ended
+ */
+int vellum_transaction_rollback(const vellum_transaction *transaction, uint64_t savepoint);
 
 /*
  * Makes all changes of the transaction, or none. The call ends the transaction even if it fails.

@@ -7,11 +7,15 @@
 
 mod call;
 mod create;
+mod cursor;
 mod daemon;
 mod mapping;
 mod morsel;
+mod range;
 mod raw;
 mod share;
+mod snapshot;
 mod store;
 mod transaction;
 mod types;
+mod view;

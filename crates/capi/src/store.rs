@@ -65,7 +65,7 @@ pub(crate) fn no_key() -> Failure {
 }
 
 /// The store's error inside an error of a reader or writer.
-fn of_stream(error: io::Error) -> Error {
+pub(crate) fn of_stream(error: io::Error) -> Error {
     error.downcast().unwrap_or_else(Error::Input)
 }
 

@@ -1,31 +1,72 @@
 //! Transactions over any number of trees.
 //!
-//! A lock guards a transaction, so that several threads may use its handle. Once the transaction
-//! has ended, the handle is empty.
+//! A lock guards a transaction, so that several threads may use its handle, and so that its cursors
+//! may share it. Once the transaction has ended, the handle is empty.
 #![allow(unsafe_code)] // exported names
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vellum::{Durability, Isolation, Transaction, TransactionOptions};
+use vellum::{Durability, Error, Isolation, Savepoint, Transaction, TransactionOptions};
 use vellum_morsel::Errno;
 
 use crate::call::{Failure, Outcome, Place, call, given};
+use crate::range::{CRange, bounds};
 use crate::raw::{buffer, bytes};
 use crate::store::{StoreHandle, TreeHandle, is_new, no_key};
+use crate::view::copy_value;
 
-/// `vellum_transaction`. None once it has ended.
+/// `vellum_transaction`.
 #[derive(Debug)]
-pub struct TransactionHandle(Mutex<Option<Transaction>>);
+pub struct TransactionHandle(pub(crate) Arc<Shared>);
+
+/// A transaction that its handle and its cursors share. None once it has ended.
+#[derive(Debug)]
+pub(crate) struct Shared(Mutex<Option<Open>>);
+
+#[derive(Debug)]
+struct Open {
+    transaction: Transaction,
+    /// The savepoints that were not undone, with the numbers that C has for them.
+    savepoints: Vec<(u64, Savepoint)>,
+    /// Counts the changes, so that cursors notice them.
+    changes: u64,
+}
 
 const SNAPSHOT: u32 = 16;
 const BUFFERED: u32 = 32;
 const NO_SYNC: u32 = 64;
 
-impl TransactionHandle {
-    fn lock(&self) -> MutexGuard<'_, Option<Transaction>> {
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Option<Open>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a function on the transaction, and on the number of its changes.
+    pub(crate) fn read<T, E>(
+        &self,
+        read: impl FnOnce(&Transaction, u64) -> Result<T, E>,
+    ) -> Outcome<T>
+    where
+        Failure: From<E>,
+    {
+        let open = self.lock();
+        let open = open.as_ref().ok_or_else(ended)?;
+        Ok(read(&open.transaction, open.changes)?)
+    }
+
+    /// Runs a function that changes the transaction.
+    fn change<T>(&self, change: impl FnOnce(&mut Transaction) -> Result<T, Error>) -> Outcome<T> {
+        let mut open = self.lock();
+        let open = open.as_mut().ok_or_else(ended)?;
+        open.changes += 1;
+        Ok(change(&mut open.transaction)?)
+    }
+
+    fn end(&self) -> Option<Transaction> {
+        self.lock().take().map(|open| open.transaction)
     }
 }
 
@@ -57,7 +98,8 @@ pub extern "C" fn vellum_transaction_begin(
     call(|| {
         let (place, store) = (Place::new(result)?, given(store, "the store")?);
         let transaction = store.0.begin_with(options(flags)?)?;
-        place.set(Box::new(TransactionHandle(Mutex::new(Some(transaction)))));
+        let open = Open { transaction, savepoints: Vec::new(), changes: 0 };
+        place.set(Box::new(TransactionHandle(Arc::new(Shared(Mutex::new(Some(open)))))));
         Ok(())
     })
 }
@@ -78,12 +120,7 @@ pub extern "C" fn vellum_transaction_get(
         let (transaction, tree) =
             (given(transaction, "the transaction")?, given(tree, "the tree")?);
         let (key, target) = (bytes(key, key_length)?, buffer(target, length)?);
-        let transaction = transaction.lock();
-        let value = transaction.as_ref().ok_or_else(ended)?.get(&tree.0, key)?;
-        let value = value.ok_or_else(no_key)?;
-        let count = value.len().min(target.len());
-        target[..count].copy_from_slice(&value[..count]);
-        place.set(value.len());
+        place.set(transaction.0.read(|of, _| copy_value(of, &tree.0, key, target))?);
         Ok(())
     })
 }
@@ -104,13 +141,10 @@ pub extern "C" fn vellum_transaction_put(
             (given(transaction, "the transaction")?, given(tree, "the tree")?);
         let (key, value) = (bytes(key, key_length)?, bytes(value, value_length)?);
         let is_new = is_new(flags)?;
-        let mut transaction = transaction.lock();
-        let transaction = transaction.as_mut().ok_or_else(ended)?;
-        match is_new {
-            true => transaction.insert(&tree.0, key, value)?,
-            false => transaction.put(&tree.0, key, value)?,
-        }
-        Ok(())
+        transaction.0.change(|transaction| match is_new {
+            true => transaction.insert(&tree.0, key, value),
+            false => transaction.put(&tree.0, key, value),
+        })
     })
 }
 
@@ -126,8 +160,7 @@ pub extern "C" fn vellum_transaction_remove(
         let (transaction, tree) =
             (given(transaction, "the transaction")?, given(tree, "the tree")?);
         let key = bytes(key, key_length)?;
-        let mut transaction = transaction.lock();
-        match transaction.as_mut().ok_or_else(ended)?.remove(&tree.0, key)? {
+        match transaction.0.change(|transaction| transaction.remove(&tree.0, key))? {
             true => Ok(()),
             false => Err(no_key()),
         }
@@ -136,9 +169,66 @@ pub extern "C" fn vellum_transaction_remove(
 
 /// See the header.
 #[unsafe(no_mangle)]
+pub extern "C" fn vellum_transaction_remove_range(
+    transaction: Option<&TransactionHandle>,
+    tree: Option<&TreeHandle>,
+    range: Option<&CRange>,
+    removed: Option<&mut MaybeUninit<u64>>,
+) -> c_int {
+    call(|| {
+        let (transaction, tree) =
+            (given(transaction, "the transaction")?, given(tree, "the tree")?);
+        let range = bounds(range)?;
+        let count = transaction.0.change(|of| of.remove_range(&tree.0, range.keys()))?;
+        if let Some(removed) = removed {
+            removed.write(count);
+        }
+        Ok(())
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn vellum_transaction_savepoint(
+    transaction: Option<&TransactionHandle>,
+    savepoint: Option<&mut MaybeUninit<u64>>,
+) -> c_int {
+    // No two savepoints of the process have the same number, and none has 0.
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    call(|| {
+        let (place, transaction) = (Place::new(savepoint)?, given(transaction, "the transaction")?);
+        let mut open = transaction.0.lock();
+        let open = open.as_mut().ok_or_else(ended)?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        open.savepoints.push((number, open.transaction.savepoint()));
+        place.set(number);
+        Ok(())
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn vellum_transaction_rollback(
+    transaction: Option<&TransactionHandle>,
+    savepoint: u64,
+) -> c_int {
+    call(|| {
+        let mut open = given(transaction, "the transaction")?.0.lock();
+        let open = open.as_mut().ok_or_else(ended)?;
+        let at = open.savepoints.iter().position(|(number, _)| *number == savepoint);
+        let at = at.ok_or(Error::NoSuchSavepoint)?;
+        open.transaction.rollback_to(open.savepoints[at].1)?;
+        open.savepoints.truncate(at + 1);
+        open.changes += 1;
+        Ok(())
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
 pub extern "C" fn vellum_transaction_commit(transaction: Option<&TransactionHandle>) -> c_int {
     call(|| {
-        let transaction = given(transaction, "the transaction")?.lock().take();
+        let transaction = given(transaction, "the transaction")?.0.end();
         Ok(transaction.ok_or_else(ended)?.commit()?)
     })
 }
@@ -147,7 +237,8 @@ pub extern "C" fn vellum_transaction_commit(transaction: Option<&TransactionHand
 #[unsafe(no_mangle)]
 pub extern "C" fn vellum_transaction_close(transaction: Option<Box<TransactionHandle>>) {
     call(|| {
-        drop(transaction);
+        // Its cursors may live on.
+        drop(transaction.and_then(|transaction| transaction.0.end()));
         Ok(())
     });
 }

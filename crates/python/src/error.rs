@@ -1,7 +1,7 @@
 //! Errors as Python exceptions: `OSError` with its number, `ValueError` for invalid arguments.
 
 use pyo3::create_exception;
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::{PyException, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use vellum_morsel::Error;
 
@@ -10,6 +10,13 @@ create_exception!(
     FormatError,
     PyValueError,
     "A file is not what its format demands, or was cut off."
+);
+
+create_exception!(
+    vellum.store,
+    Conflict,
+    PyException,
+    "Another transaction has changed what this one has read or changes. Nothing was changed."
 );
 
 /// The exception of an error. Python chooses the class of an `OSError` by its number.
@@ -28,7 +35,13 @@ pub(crate) fn of(error: &Error) -> PyErr {
 pub(crate) fn of_store(error: &vellum::Error) -> PyErr {
     use vellum::Error;
     match error {
+        Error::Conflict => Conflict::new_err(
+            "another transaction has changed what this one has read or changes: nothing was \
+             changed; begin a new transaction and try again, as Store.transact() does",
+        ),
         Error::Closed
+        | Error::NoSuchSavepoint
+        | Error::OtherStore(_)
         | Error::KeyTooLong { .. }
         | Error::BadOption(_)
         | Error::PoolTooSmall { .. } => PyValueError::new_err(error.to_string()),

@@ -4,14 +4,21 @@
 //! mappings for writing, and while such a mapping exists, the Morsel's content cannot be sealed. A
 //! buffer keeps its mapping, a mapping keeps its memory.
 
+mod call;
+mod entries;
 mod error;
 mod load;
 mod mapping;
 mod morsel;
+mod snapshot;
 mod source;
 mod stat;
 mod store;
+mod stream;
 mod tensors;
+mod transaction;
+mod tree;
+mod view;
 
 use pyo3::prelude::*;
 
@@ -21,7 +28,14 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<mapping::PyMapping>()?;
     module.add_class::<stat::PyStat>()?;
     module.add_class::<store::PyStore>()?;
-    module.add_class::<store::PyTree>()?;
+    module.add_class::<tree::PyTreeView>()?;
+    module.add_class::<tree::PyTree>()?;
+    module.add_class::<tree::PyTransactionTree>()?;
+    module.add_class::<transaction::PyTransaction>()?;
+    module.add_class::<transaction::PySavepoint>()?;
+    module.add_class::<snapshot::PySnapshot>()?;
+    module.add_class::<entries::PyEntries>()?;
+    module.add("Conflict", module.py().get_type::<error::Conflict>())?;
     module.add("FormatError", module.py().get_type::<error::FormatError>())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(morsel::load_file, module)?)?;

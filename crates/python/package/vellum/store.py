@@ -10,13 +10,48 @@
     ...         reader.read()
 
 Such a value may be longer than the pool, and is never in memory as a whole.
+
+A transaction changes entries of any trees, all or none; a snapshot is a view that does not change:
+
+    >>> def sell(transaction):
+    ...     left = int(transaction[stock].get(b"apples"))
+    ...     transaction[stock].put(b"apples", b"%d" % (left - 1))
+    ...     transaction[orders].put(b"order 7", b"an apple", new=True)
+    >>> store.transact(sell)
+    >>> with store.begin() as transaction:       # commits at the end; an exception aborts
+    ...     transaction[stock].remove_range(b"a", b"b")
+    >>> with store.snapshot() as snapshot:
+    ...     for order, thing in snapshot[orders].prefix(b"order "):
+    ...         print(order, thing)
 """
 
 import io
 
-from vellum._native import Store, Tree
+from vellum._native import (
+    Conflict,
+    Entries,
+    Savepoint,
+    Snapshot,
+    Store,
+    Transaction,
+    TransactionTree,
+    Tree,
+    TreeView,
+)
 
-__all__ = ["Store", "Tree", "ValueReader", "ValueWriter"]
+__all__ = [
+    "Conflict",
+    "Entries",
+    "Savepoint",
+    "Snapshot",
+    "Store",
+    "Transaction",
+    "TransactionTree",
+    "Tree",
+    "TreeView",
+    "ValueReader",
+    "ValueWriter",
+]
 
 # Bytes that readall() reads at a time.
 _PART = 1 << 20

@@ -1,0 +1,154 @@
+//! Transactions and their savepoints.
+
+use std::sync::{Arc, Mutex};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use vellum::{Durability, Isolation, Savepoint, Transaction, TransactionOptions};
+
+use crate::call::{Failure, check_process, lock, work};
+use crate::tree::{PyTransactionTree, PyTree};
+use crate::view::{ENDED, Open, SharedTransaction, change};
+
+/// The options with these names.
+pub(crate) fn options(isolation: &str, durability: &str) -> PyResult<TransactionOptions> {
+    let isolation = match isolation {
+        "serializable" => Isolation::Serializable,
+        "snapshot" => Isolation::Snapshot,
+        other => {
+            return Err(PyValueError::new_err(format!(
+                "isolation is 'serializable' or 'snapshot', not {other:?}"
+            )));
+        }
+    };
+    let durability = match durability {
+        "synced" => Durability::Synced,
+        "buffered" => Durability::Buffered,
+        "none" => Durability::None,
+        other => {
+            return Err(PyValueError::new_err(format!(
+                "durability is 'synced', 'buffered' or 'none', not {other:?}"
+            )));
+        }
+    };
+    Ok(TransactionOptions::new().isolation(isolation).durability(durability))
+}
+
+/// Changes of entries of any trees of a store, all or none. Store.begin() returns one.
+///
+/// transaction[tree] reads and changes a tree. The transaction sees the store as it was when the
+/// transaction began, and its own changes. Others see these after the commit. The end of a with
+/// statement commits, and an exception there aborts. A transaction without a reference is aborted.
+#[pyclass(name = "Transaction", module = "vellum.store", frozen)]
+#[derive(Debug)]
+pub(crate) struct PyTransaction {
+    transaction: SharedTransaction,
+    process: u32,
+}
+
+impl PyTransaction {
+    pub(crate) fn new(transaction: Transaction, process: u32) -> PyTransaction {
+        let open = Open { transaction, changes: 0 };
+        PyTransaction { transaction: Arc::new(Mutex::new(Some(open))), process }
+    }
+}
+
+#[pymethods]
+impl PyTransaction {
+    /// The tree as the transaction sees and changes it.
+    fn __getitem__(&self, tree: &Bound<'_, PyTree>) -> PyResult<Py<PyTransactionTree>> {
+        check_process(self.process)?;
+        PyTransactionTree::new(tree, &self.transaction)
+    }
+
+    /// A Savepoint, to which the transaction can return. In a with statement an exception undoes
+    /// the changes of the statement, and goes on. From the first savepoint on the transaction keeps
+    /// what its changes replace, which counts against the most that it may change.
+    fn savepoint(&self, py: Python<'_>) -> PyResult<PySavepoint> {
+        check_process(self.process)?;
+        let savepoint =
+            work(py, || change(&self.transaction, |transaction| Ok(transaction.savepoint())))?;
+        Ok(PySavepoint { transaction: self.transaction.clone(), savepoint, process: self.process })
+    }
+
+    /// Makes all changes, or none, and ends the transaction. Raises Conflict if another transaction
+    /// was first: nothing has changed then.
+    pub(crate) fn commit(&self, py: Python<'_>) -> PyResult<()> {
+        check_process(self.process)?;
+        work(py, || {
+            let open = lock(&self.transaction).take().ok_or(ENDED)?;
+            open.transaction.commit().map_err(Failure::Store)
+        })
+    }
+
+    /// Drops all changes, and ends the transaction.
+    pub(crate) fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        check_process(self.process)?;
+        py.detach(|| {
+            let open = lock(&self.transaction).take();
+            drop(open);
+        });
+        Ok(())
+    }
+
+    /// Whether it was committed or aborted.
+    #[getter]
+    pub(crate) fn ended(&self, py: Python<'_>) -> bool {
+        py.detach(|| lock(&self.transaction).is_none())
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        if self.ended(py) {
+            return Ok(());
+        }
+        match is_raised(exception) {
+            true => self.abort(py),
+            false => self.commit(py),
+        }
+    }
+}
+
+/// Whether a with statement ends by an exception.
+fn is_raised(exception: &Bound<'_, PyTuple>) -> bool {
+    exception.get_item(0).is_ok_and(|kind| !kind.is_none())
+}
+
+/// A point in a transaction. Transaction.savepoint() sets one.
+#[pyclass(name = "Savepoint", module = "vellum.store", frozen)]
+#[derive(Debug)]
+pub(crate) struct PySavepoint {
+    transaction: SharedTransaction,
+    savepoint: Savepoint,
+    process: u32,
+}
+
+#[pymethods]
+impl PySavepoint {
+    /// Undoes the transaction's changes since the savepoint. The savepoint stays, and those after
+    /// it are gone: they raise ValueError. What the transaction has read counts still.
+    fn rollback(&self, py: Python<'_>) -> PyResult<()> {
+        check_process(self.process)?;
+        work(py, || change(&self.transaction, |of| of.rollback_to(self.savepoint)))
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        check_process(self.process)?;
+        if is_raised(exception) {
+            // If the transaction has ended, or was rolled back further, there is nothing to undo,
+            // and the exception of the statement is the one to raise.
+            let _ = py.detach(|| change(&self.transaction, |of| of.rollback_to(self.savepoint)));
+        }
+        Ok(())
+    }
+}
