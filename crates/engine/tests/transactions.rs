@@ -10,11 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use common::{Random, memory_store, options};
+use common::{Random, cold, memory_store, options};
+use rustix::io::Errno;
 use vellum::{
     Durability, Error, Isolation, MemoryDevice, Result, Snapshot, Store, Transaction,
-    TransactionOptions, Tree, Value,
+    TransactionOptions, Tree, Value, ViewEntries,
 };
+use vellum_pool::device::{Fault, Operation};
 
 const LEVELS: [Isolation; 2] = [Isolation::Serializable, Isolation::Snapshot];
 
@@ -932,4 +934,133 @@ fn what_a_failed_transaction_would_have_changed_conflicts_with_nothing() {
     assert!(is_conflict(of_one.commit()));
     assert!(!is_conflict(of_two.commit()));
     assert_eq!(all(&tree), pairs(&[("1", "11"), ("2", "20"), ("3", "30")]));
+}
+
+/// Scans of views name a value that is too long for the pool, and go on after it.
+#[test]
+fn scans_of_views_pass_values_of_any_length() {
+    let (_, store) = memory_store(64, 1);
+    let tree = store.create_tree("t").unwrap();
+    for (key, len) in [("a", 1), ("b", 700_000), ("c", 2), ("d", 700_000), ("e", 600_000)] {
+        let mut writer = tree.writer(key.as_bytes()).unwrap();
+        std::io::Write::write_all(&mut writer, &vec![2; len]).unwrap();
+        writer.finish().unwrap();
+    }
+    let all = |mut entries: ViewEntries<'_>, backward: bool| {
+        let mut found = String::new();
+        loop {
+            let next = match backward {
+                false => entries.next_entry(),
+                true => entries.next_entry_back(),
+            };
+            let next = next.map(|entry| {
+                let (key, value) = entry?;
+                assert!(value.len() < 3);
+                Some(String::from_utf8(key.to_vec()).unwrap())
+            });
+            let error = match next {
+                Ok(None) => return found,
+                Ok(Some(key)) => {
+                    found.push_str(&key);
+                    continue;
+                }
+                Err(error) => error,
+            };
+            assert!(matches!(error, Error::NeedsReader { .. }), "{error}");
+            found.push_str(&String::from_utf8_lossy(entries.key()).to_uppercase());
+        }
+    };
+    let (snapshot, mut one) = (store.snapshot().unwrap(), store.begin().unwrap());
+    let two = store.begin().unwrap();
+    for round in 0..2 {
+        assert_eq!(all(snapshot.entries(&tree).unwrap(), false), "aBcDE");
+        assert_eq!(all(snapshot.range(&tree, "b"..="d").unwrap(), true), "DcB");
+        assert_eq!(all(one.range(&tree, "b"..="d").unwrap(), false), "BcD");
+        assert_eq!(all(two.range(&tree, "d"..).unwrap(), true), "ED");
+        // The iterator of the standard library's trait goes on, too.
+        let (good, bad): (Vec<_>, Vec<_>) =
+            snapshot.entries(&tree).unwrap().partition(|entry| entry.is_ok());
+        assert_eq!((good.len(), bad.len()), (2, 3));
+        if round == 0 {
+            // Old values in the second round.
+            tree.upsert(b"b", b"new").unwrap();
+            tree.remove(b"e").unwrap();
+        }
+    }
+    // They depend on what they have passed: `one` on b, `two` on e.
+    put(&mut one, &tree, "f", "1");
+    assert!(is_conflict(one.commit()));
+    assert!(is_conflict({
+        let mut two = two;
+        put(&mut two, &tree, "f", "2");
+        two.commit()
+    }));
+}
+
+/// Without a savepoint, a transaction keeps none of the values that it replaces.
+#[test]
+fn a_released_savepoint_gives_its_memory_back() {
+    let (_, store, tree) = two_entries();
+    let mut one = store.begin().unwrap();
+    for _ in 0..5000 {
+        let point = one.savepoint();
+        one.put(&tree, b"1", &[0; 60]).unwrap();
+        one.release(point).unwrap();
+        assert!(matches!(one.rollback_to(point), Err(Error::NoSuchSavepoint)));
+        assert!(matches!(one.release(point), Err(Error::NoSuchSavepoint)));
+    }
+    // An outer savepoint undoes what was done between a released one and now.
+    let outer = one.savepoint();
+    let inner = one.savepoint();
+    put(&mut one, &tree, "2", "21");
+    one.release(inner).unwrap();
+    put(&mut one, &tree, "3", "30");
+    one.rollback_to(outer).unwrap();
+    assert_eq!((get(&one, &tree, "2"), get(&one, &tree, "3")), (Some("20".into()), None));
+    one.release(outer).unwrap();
+    put(&mut one, &tree, "1", "11");
+    one.commit().unwrap();
+    assert_eq!(all(&tree), pairs(&[("1", "11"), ("2", "20")]));
+}
+
+/// A transaction that has read very many keys depends on what lies between them.
+#[test]
+fn what_a_transaction_has_read_takes_little_memory() {
+    let (_, store) = memory_store(64, 1);
+    let tree = store.create_tree("t").unwrap();
+    tree.bulk_load((100..10_000_u32).step_by(2).map(|key| (key.to_be_bytes(), [1]))).unwrap();
+    let outcome = |count: u32, changed: u32| {
+        let mut one = begin(&store, Isolation::Serializable);
+        for key in (100..).step_by(2).take(count as usize) {
+            assert!(one.get(&tree, &u32::to_be_bytes(key)).unwrap().is_some());
+        }
+        one.put(&tree, b"own", b"1").unwrap();
+        tree.upsert(&changed.to_be_bytes(), b"2").unwrap();
+        is_conflict(one.commit())
+    };
+    // A key that was read, one between such keys, one after them.
+    assert_eq!([110, 111, 9_000].map(|changed| outcome(100, changed)), [true, false, false]);
+    assert_eq!([110, 113, 9_002].map(|changed| outcome(4000, changed)), [true, true, false]);
+    assert_eq!([99, 101].map(|changed| outcome(4000, changed)), [false, true]);
+}
+
+/// A scan that fails depends on what it has returned, and not on the rest of its range.
+#[test]
+fn a_failed_scan_depends_on_what_it_has_passed() {
+    let (device, store, tree) = cold(20_000, 64);
+    for (changed, conflicts) in [(19_999_u64, false), (3, true)] {
+        let mut one = begin(&store, Isolation::Serializable);
+        let mut entries = one.entries(&tree).unwrap();
+        for _ in 0..10 {
+            entries.next_entry().unwrap().unwrap();
+        }
+        device.plan().fail_randomly(Operation::Read, 1.0, Fault::Error(Errno::IO));
+        while entries.next_entry().is_ok() {}
+        assert!(entries.next_entry().unwrap().is_none(), "it goes on after an error");
+        device.plan().clear();
+        drop(entries);
+        tree.upsert(&changed.to_be_bytes(), b"new").unwrap();
+        put(&mut one, &tree, "own", "1");
+        assert_eq!(is_conflict(one.commit()), conflicts, "{changed}");
+    }
 }

@@ -2,8 +2,9 @@
 //!
 //! Every lock and every access to an atomic word is a scheduling point. Threads run transactions,
 //! snapshots and single puts on a store of a few entries, each with a lock in the place of its
-//! leaf. Then the test draws the dependencies of all that have committed, as Adya does: they must
-//! have no cycle. `VELLUM_MODEL_SCHEDULES` sets the number of schedules of each kind (1,000).
+//! leaf. Then the test draws the dependencies of all that have committed, as Adya does, and puts
+//! what has ended before what has begun later: there must be no cycle. `VELLUM_MODEL_SCHEDULES`
+//! sets the number of schedules of each kind (1,000).
 #![allow(clippy::unwrap_used)]
 
 #[path = "../src/store/gate.rs"]
@@ -100,6 +101,8 @@ type Writer = u64;
 /// A transaction that has committed, a snapshot, or a put.
 #[derive(Debug, Default)]
 struct Done {
+    /// What had ended before it began.
+    after: Vec<Writer>,
     /// Entries, and whose values it has seen.
     reads: Vec<(usize, Writer)>,
 }
@@ -153,6 +156,11 @@ impl Scene {
             .unwrap_or_else(|| self.versions.begin_view(&self.gate.freeze()))
     }
 
+    /// What has ended.
+    fn done(&self) -> Vec<Writer> {
+        self.done.lock().unwrap().keys().copied().collect()
+    }
+
     /// What the view sees of an entry: the page first.
     fn read_one(&self, view: u64, entry: usize) -> Writer {
         let page = read(&self.leaves[entry]).last().copied().unwrap_or(0);
@@ -168,7 +176,7 @@ impl Scene {
             match *one {
                 One(entry) => {
                     seen.push((entry, self.read_one(view, entry)));
-                    set.keys.push(TREE, &key(entry));
+                    set.note_key(TREE, &key(entry));
                 }
                 All => {
                     let everything = (Bound::Unbounded, Bound::Unbounded);
@@ -181,7 +189,7 @@ impl Scene {
                         let old = found.first().map(|(_, old)| writer_of(old));
                         seen.push((entry, old.unwrap_or(page)));
                     }
-                    set.ranges.push((TREE, everything));
+                    set.note_range(TREE, everything);
                 }
             }
         }
@@ -190,16 +198,18 @@ impl Scene {
 
     /// A snapshot that reads, twice.
     fn snapshot(&self, id: Writer, reads: &[Read]) {
+        let after = self.done();
         let view = self.begin_view();
-        let seen = self.read(view, reads, &mut ReadSet::default());
-        assert_eq!(seen, self.read(view, reads, &mut ReadSet::default()), "a view has changed");
-        self.done.lock().unwrap().insert(id, Done { reads: seen });
+        let seen = self.read(view, reads, &mut ReadSet::new(1000));
+        assert_eq!(seen, self.read(view, reads, &mut ReadSet::new(1000)), "a view has changed");
         self.versions.end_view(view, false, &mut Vec::new());
+        self.done.lock().unwrap().insert(id, Done { after, reads: seen });
     }
 
     /// A transaction, which commits unless it conflicts with another one.
     fn transaction(&self, id: Writer, reads: &[Read], writes: &[usize]) {
-        let (view, mut set) = (self.begin_view(), ReadSet::default());
+        let after = self.done();
+        let (view, mut set) = (self.begin_view(), ReadSet::new(1000));
         let seen = self.read(view, reads, &mut set);
         let has_ended = AtomicBool::new(false);
         let permit = self.gate.begin_change();
@@ -220,15 +230,18 @@ impl Scene {
         });
         if committed.is_ok() {
             leaves.iter_mut().for_each(|(_, writers)| writers.push(id));
-            self.done.lock().unwrap().insert(id, Done { reads: seen });
         }
         drop((leaves, permit));
         self.versions.end_view(view, has_ended.load(Ordering::Relaxed), &mut Vec::new());
+        if committed.is_ok() {
+            self.done.lock().unwrap().insert(id, Done { after, reads: seen });
+        }
     }
 
     /// A change on its own.
     fn put(&self, id: Writer, entry: usize) {
-        let _permit = self.gate.begin_change();
+        let after = self.done();
+        let permit = self.gate.begin_change();
         let mut writers = write(&self.leaves[entry]);
         let keeps =
             self.versions.are_kept() && !self.versions.has_nothing_to_keep(TREE, &key(entry));
@@ -237,7 +250,8 @@ impl Scene {
             self.versions.keep(vec![replaced], |_| {}, &mut Vec::new());
         }
         writers.push(id);
-        self.done.lock().unwrap().insert(id, Done::default());
+        drop((writers, permit));
+        self.done.lock().unwrap().insert(id, Done { after, reads: Vec::new() });
     }
 
     /// Asserts that there is an order in which all that has committed may have run.
@@ -245,16 +259,17 @@ impl Scene {
         let done = self.done.lock().unwrap();
         let versions: Vec<Vec<Writer>> =
             self.leaves.iter().map(|leaf| read(leaf).clone()).collect();
-        let mut after: BTreeMap<Writer, BTreeSet<Writer>> = BTreeMap::new();
+        let mut following: BTreeMap<Writer, BTreeSet<Writer>> = BTreeMap::new();
         let mut depends = |first: Writer, then: Writer| {
             if first != 0 && first != then {
-                after.entry(first).or_default().insert(then);
+                following.entry(first).or_default().insert(then);
             }
         };
         for writers in &versions {
             writers.windows(2).for_each(|two| depends(two[0], two[1]));
         }
-        for (id, Done { reads }) in done.iter() {
+        for (id, Done { after, reads }) in done.iter() {
+            after.iter().for_each(|first| depends(*first, *id));
             for (entry, seen) in reads {
                 depends(*seen, *id);
                 let writers = &versions[*entry];
@@ -267,7 +282,7 @@ impl Scene {
         while !left.is_empty() {
             let is_first = |id: &Writer| {
                 let comes_before =
-                    |other: &Writer| after.get(other).is_some_and(|after| after.contains(id));
+                    |other: &Writer| following.get(other).is_some_and(|all| all.contains(id));
                 !left.iter().any(comes_before)
             };
             let first = left.iter().copied().find(is_first);
@@ -375,6 +390,29 @@ fn puts_and_transactions_are_in_one_order() {
                 scene.snapshot(6, &[One(0), One(2)]);
             },
         ]);
+    });
+}
+
+/// A put of an entry that was changed since the newest view began keeps nothing.
+#[test]
+fn a_view_that_begins_between_two_puts_stays_as_it_is() {
+    check_with(4, || {
+        let scene = Arc::new(Scene::new());
+        let view = scene.begin_view();
+        run_on(
+            &scene,
+            &[
+                |scene| {
+                    scene.put(1, 0);
+                    scene.put(2, 1);
+                    scene.put(3, 0);
+                },
+                |scene| scene.snapshot(4, &[One(0), One(1)]),
+            ],
+        );
+        assert_eq!(scene.read_one(view, 0), 0);
+        scene.versions.end_view(view, false, &mut Vec::new());
+        assert_eq!(scene.versions.bytes(), 0);
     });
 }
 

@@ -312,7 +312,7 @@ impl Store {
             file_pages,
             used_pages: used,
             free_pages: file_pages.saturating_sub(used),
-            pool_bytes: core.pages.pool.capacity() * PAGE_SIZE as u64,
+            pool_bytes: core.pages.pool_bytes(),
             trees,
             clean: header.clean && !core.pages.is_changed(),
             views,

@@ -225,6 +225,11 @@ impl PageStore {
         }
     }
 
+    /// The size of the pool in bytes.
+    pub(crate) fn pool_bytes(&self) -> u64 {
+        self.pool.capacity() * PAGE_SIZE as u64
+    }
+
     pub(crate) fn check_writable(&self) -> Result<()> {
         self.check_open()?;
         self.pool.check_writable()?;

@@ -26,7 +26,10 @@ pub(crate) type Changes = BTreeMap<Key, Option<Arc<[u8]>>>;
 /// [`Snapshot`](crate::Snapshot) or a [`Transaction`](crate::Transaction) sees them.
 ///
 /// The iterator returns copies; [`next_entry`](ViewEntries::next_entry) does not copy short values.
-/// It ends after an error.
+/// It ends after an error, with one exception: after [`NeedsReader`](Error::NeedsReader), which is
+/// about one long value, it goes on with the next entry. [`key`](ViewEntries::key) is the key of
+/// that value then, for [`Snapshot::reader`](crate::Snapshot::reader) or
+/// [`Transaction::reader`](crate::Transaction::reader).
 #[derive(Debug)]
 pub struct ViewEntries<'v> {
     view: &'v View,
@@ -44,7 +47,10 @@ pub struct ViewEntries<'v> {
     key: Vec<u8>,
     /// Whether the iterator returns empty values in the place of long ones.
     keys_only: bool,
+    /// Whether the iterator has found the end of the range, or has failed.
     ended: bool,
+    /// Whether the iterator has failed.
+    failed: bool,
 }
 
 /// What one end of the iterator has not returned yet of the leaf that it has reached.
@@ -76,6 +82,14 @@ enum Found<'v> {
     /// In the copy of the leaf.
     InLeaf(PayloadPlace),
     Own(Value<'v>),
+}
+
+/// The value of a key that a step has reached.
+#[derive(Debug)]
+enum Reached<'v> {
+    Found(Found<'v>),
+    /// To be looked up.
+    Long,
 }
 
 /// A value that the leaf does not have.
@@ -113,6 +127,7 @@ impl<'v> ViewEntries<'v> {
             key: Vec::new(),
             keys_only: false,
             ended: false,
+            failed: false,
         }
     }
 
@@ -122,11 +137,18 @@ impl<'v> ViewEntries<'v> {
         self.map(|entry| entry.map(|(key, _)| key))
     }
 
+    /// The key of the entry that either end has reached last, or of the value whose length was the
+    /// last error; empty before.
+    pub fn key(&self) -> &[u8] {
+        &self.key
+    }
+
     /// The next entry from the start, valid until the next call: a short value is not copied. A
     /// long value pins memory of the pool, as a value from [`Tree::get`](crate::Tree::get) does.
     ///
     /// # Errors
-    /// Damage, a failed read, a pool that is full of guards.
+    /// [`NeedsReader`](Error::NeedsReader) for a value that is too long for this pool: the next
+    /// call goes on after it. Damage, a failed read, a pool that is full of guards.
     pub fn next_entry(&mut self) -> Result<Option<(&[u8], Value<'_>)>> {
         self.lend(Direction::Forward)
     }
@@ -177,14 +199,14 @@ impl<'v> ViewEntries<'v> {
         if self.ended {
             return Ok(None);
         }
-        // The iterator ends if it finds no entry, or fails.
-        self.ended = true;
         let found = match direction {
-            Direction::Forward => self.forward()?,
-            Direction::Backward => self.backward()?,
+            Direction::Forward => self.forward(),
+            Direction::Backward => self.backward(),
         };
-        self.ended = found.is_none();
-        Ok(found)
+        self.failed =
+            found.as_ref().is_err_and(|error| !matches!(error, Error::NeedsReader { .. }));
+        self.ended = self.failed || matches!(found, Ok(None));
+        found
     }
 
     fn forward(&mut self) -> Result<Option<Found<'v>>> {
@@ -194,8 +216,8 @@ impl<'v> ViewEntries<'v> {
                     return Ok(None);
                 }
                 exclude(&mut self.left.0, &self.key);
-                if value.is_some() {
-                    return Ok(value);
+                if let Some(value) = self.look_up(value)? {
+                    return Ok(Some(value));
                 }
             }
             let Some(from) = self.front.next.take() else { return Ok(None) };
@@ -210,8 +232,8 @@ impl<'v> ViewEntries<'v> {
                     return Ok(None);
                 }
                 exclude(&mut self.left.1, &self.key);
-                if value.is_some() {
-                    return Ok(value);
+                if let Some(value) = self.look_up(value)? {
+                    return Ok(Some(value));
                 }
             }
             let Some(from) = self.back.next.take() else { return Ok(None) };
@@ -221,7 +243,7 @@ impl<'v> ViewEntries<'v> {
 
     /// Takes the next key of the leaf to `key`. Returns its value, or `None` within if the view
     /// sees none. `None` if the leaf has no more keys.
-    fn step(&mut self, direction: Direction) -> Result<Option<Option<Found<'v>>>> {
+    fn step(&mut self, direction: Direction) -> Result<Option<Option<Reached<'v>>>> {
         let is_forward = direction == Direction::Forward;
         let batch = if is_forward { &mut self.front } else { &mut self.back };
         let (page, bytes) = batch.cursor.copied_leaf();
@@ -252,29 +274,30 @@ impl<'v> ViewEntries<'v> {
         }
         if let (Ordering::Less, Some(slot)) = (order, slot) {
             let place = node.payload_place(slot).map_err(torn)?;
-            return Ok(Some(match place.blob || self.keys_only {
-                true => self.long_value()?,
-                false => Some(Found::InLeaf(place)),
-            }));
+            return Ok(Some(Some(match place.blob || self.keys_only {
+                true => Reached::Long,
+                false => Reached::Found(Found::InLeaf(place)),
+            })));
         }
         let other = if is_forward { batch.others.pop_front() } else { batch.others.pop_back() };
         let Some((key, seen)) = other else { return Ok(None) };
         self.key.clear();
         self.key.extend_from_slice(&key);
-        Ok(Some(match seen {
-            None => None,
-            Some(Seen::Inline(value)) => {
-                Some(Found::Own(Value::Inline(Cow::Owned(value.to_vec()))))
+        Ok(Some(seen.map(|seen| match seen {
+            Seen::Inline(value) => {
+                Reached::Found(Found::Own(Value::Inline(Cow::Owned(value.to_vec()))))
             }
-            Some(Seen::Long) => self.long_value()?,
-        }))
+            Seen::Long => Reached::Long,
+        })))
     }
 
-    /// The value of `key` that the view sees, if values are wanted.
-    fn long_value(&self) -> Result<Option<Found<'v>>> {
-        let value = match self.keys_only {
-            true => Some(Value::Inline(Cow::Borrowed(&[][..]))),
-            false => self.view.get(self.access, &self.key)?,
+    /// Looks a long value of `key` up, if values are wanted.
+    fn look_up(&self, reached: Option<Reached<'v>>) -> Result<Option<Found<'v>>> {
+        let value = match reached {
+            None => None,
+            Some(Reached::Found(found)) => return Ok(Some(found)),
+            Some(Reached::Long) if self.keys_only => Some(Value::Inline(Cow::Borrowed(&[][..]))),
+            Some(Reached::Long) => self.view.get(self.access, &self.key)?,
         };
         Ok(value.map(Found::Own))
     }
@@ -406,16 +429,16 @@ impl Drop for ViewEntries<'_> {
         let tree = self.access.tree.id;
         let mut reads = lock(reads);
         let (start, end) = std::mem::replace(&mut self.bounds, EVERYTHING);
-        if self.ended {
-            reads.ranges.push((tree, (start, end)));
+        if self.ended && !self.failed {
+            reads.note_range(tree, (start, end));
             return;
         }
         let (first, last) = std::mem::replace(&mut self.left, EVERYTHING);
         if let (true, Bound::Excluded(key)) = (self.front.has_begun, first) {
-            reads.ranges.push((tree, (start, Bound::Included(key))));
+            reads.note_range(tree, (start, Bound::Included(key)));
         }
         if let (true, Bound::Excluded(key)) = (self.back.has_begun, last) {
-            reads.ranges.push((tree, (Bound::Included(key), end)));
+            reads.note_range(tree, (Bound::Included(key), end));
         }
     }
 }

@@ -150,6 +150,9 @@ struct Undo {
 /// The most bytes that keys and values of a transaction may take, as a part of the pool.
 const BYTES_OF_POOL: u64 = 4;
 
+/// The bytes that the list of what a transaction has read may take, as a part of the pool.
+const READ_BYTES_OF_POOL: u64 = 16;
+
 /// So often a commit begins again that was promised room in the log and found it full, because it
 /// had to split leaves.
 const FULL_ATTEMPTS: u32 = 100;
@@ -174,7 +177,7 @@ impl Store {
         Ok(Transaction {
             view: View::begin(&self.core)?,
             options,
-            reads: Mutex::default(),
+            reads: Mutex::new(ReadSet::new(self.core.pages.pool_bytes() / READ_BYTES_OF_POOL)),
             changes: BTreeMap::new(),
             bytes: 0,
             undo: Vec::new(),
@@ -248,7 +251,7 @@ impl Transaction {
 
     fn note_read(&self, tree: u32, key: &[u8]) {
         if self.is_serializable() {
-            lock(&self.reads).keys.push(tree, key);
+            lock(&self.reads).note_key(tree, key);
         }
     }
 
@@ -432,8 +435,7 @@ impl Transaction {
     }
 
     fn bytes_max(&self) -> u64 {
-        let pool = &self.view.core().pages.pool;
-        pool.capacity() * vellum_pool::PAGE_SIZE as u64 / BYTES_OF_POOL
+        self.view.core().pages.pool_bytes() / BYTES_OF_POOL
     }
 
     fn change(&mut self, tree: &Tree, id: u32, key: &[u8], value: Option<&[u8]>) -> Result<()> {
@@ -487,6 +489,26 @@ impl Transaction {
                 None => changes.entries.remove(&key),
             };
             self.bytes -= undone.map_or(0, |value| size(&key, &value));
+        }
+        Ok(())
+    }
+
+    /// Forgets a savepoint, and those after it. The changes stay.
+    ///
+    /// While there is a savepoint, the transaction keeps every value that it replaces. These count
+    /// for the size of the transaction, until the oldest savepoint is released.
+    ///
+    /// # Errors
+    /// [`NoSuchSavepoint`](Error::NoSuchSavepoint).
+    pub fn release(&mut self, savepoint: Savepoint) -> Result<()> {
+        let Some(at) = self.savepoints.iter().position(|point| *point == savepoint) else {
+            return Err(Error::NoSuchSavepoint);
+        };
+        self.savepoints.truncate(at);
+        if self.savepoints.is_empty() {
+            for Undo { key, before, .. } in self.undo.drain(..) {
+                self.bytes -= before.map_or(0, |value| size(&key, &value));
+            }
         }
         Ok(())
     }
@@ -566,12 +588,12 @@ impl Transaction {
             return Ok(None);
         }
         let reads = lock(&self.reads);
-        if !reads.ranges.is_empty() {
+        if !reads.ranges().is_empty() {
             return Ok(Some((log, newest)));
         }
         let live: Vec<_> = core.trees().live().collect();
         let mut seen = 0;
-        for (id, key) in reads.keys.iter() {
+        for (id, key) in reads.keys() {
             let tree = live.iter().find(|tree| tree.id == id);
             let access = tree.map(|tree| Access { pages: &core.pages, tree });
             // Nothing is known of a tree that is gone, or of a leaf that cannot be read.
@@ -588,8 +610,10 @@ impl Transaction {
     fn apply(self) -> Result<(View, u64)> {
         let mut reads = self.reads.into_inner().unwrap_or_else(|broken| broken.into_inner());
         if self.options.isolation == Isolation::Snapshot && !is_planted(StoreBug::UncheckedWrites) {
+            // The number of changes has a bound of its own.
+            reads = ReadSet::new(u64::MAX);
             for (tree, changes) in &self.changes {
-                changes.entries.keys().for_each(|key| reads.keys.push(*tree, key));
+                changes.entries.keys().for_each(|key| reads.note_key(*tree, key));
             }
         }
         let pages = &self.view.core().pages;

@@ -1,6 +1,6 @@
 //! Entries, their changes, and the order of these.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
 use crate::key::Key;
@@ -53,13 +53,20 @@ impl EntryHash {
     }
 }
 
+/// The key of hashes: a secret of each store. In the simulator, which does the same for a seed each
+/// time, all have the same.
+#[cfg(not(feature = "testing"))]
+type HashKey = std::hash::RandomState;
+#[cfg(feature = "testing")]
+type HashKey = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
+
 /// Makes hashes of entries that no caller can foresee.
 #[derive(Debug)]
-pub(crate) struct EntryHasher(RandomState);
+pub(crate) struct EntryHasher(HashKey);
 
 impl EntryHasher {
     pub(crate) fn new() -> EntryHasher {
-        EntryHasher(RandomState::new())
+        EntryHasher(HashKey::default())
     }
 
     pub(crate) fn hash(&self, tree: u32, key: &[u8]) -> EntryHash {

@@ -40,6 +40,7 @@ mod chains;
 pub(crate) mod changed;
 pub(crate) mod entry;
 pub(crate) mod noted;
+mod reads;
 mod views;
 
 use std::collections::BTreeMap;
@@ -58,22 +59,8 @@ use crate::versions::changed::ChangeTimes;
 use crate::versions::entry::{EntryHash, EntryHasher};
 pub(crate) use crate::versions::entry::{Old, OldValue, Replaced, Time, size_of};
 use crate::versions::noted::NotedEntries;
+pub(crate) use crate::versions::reads::{KeyBounds, ReadSet};
 use crate::versions::views::Views;
-
-/// A list of keys first has memory for so many keys of so many bytes.
-const KEYS_AT_FIRST: usize = 48;
-const BYTES_OF_KEY: usize = 16;
-
-/// The start and the end of a range of keys.
-pub(crate) type KeyBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
-
-/// The entries that a transaction has read, or must find unchanged for another reason, each with
-/// the number of its tree.
-#[derive(Debug, Default)]
-pub(crate) struct ReadSet {
-    pub keys: KeyList,
-    pub ranges: Vec<(u32, KeyBounds)>,
-}
 
 /// What a commit must find unchanged since the time of the transaction's view. The view ends when
 /// nothing has changed.
@@ -83,32 +70,6 @@ pub(crate) struct Validation<'v> {
     pub reads: &'v ReadSet,
     /// Whether the view has ended.
     pub has_ended: &'v AtomicBool,
-}
-
-/// Keys, one after the other, each with the number of its tree.
-#[derive(Debug, Default)]
-pub(crate) struct KeyList {
-    bytes: Vec<u8>,
-    /// The tree of each key, and where the key ends.
-    ends: Vec<(u32, usize)>,
-}
-
-impl KeyList {
-    pub(crate) fn push(&mut self, tree: u32, key: &[u8]) {
-        if self.ends.capacity() == 0 {
-            self.ends.reserve(KEYS_AT_FIRST);
-            self.bytes.reserve(KEYS_AT_FIRST * BYTES_OF_KEY);
-        }
-        self.bytes.extend_from_slice(key);
-        self.ends.push((tree, self.bytes.len()));
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
-        let mut begin = 0;
-        self.ends
-            .iter()
-            .map(move |&(tree, end)| (tree, &self.bytes[std::mem::replace(&mut begin, end)..end]))
-    }
 }
 
 /// The outcome of a look for the version that a view sees.
@@ -234,7 +195,8 @@ impl Versions {
             self.views.note_idle();
             return true;
         }
-        self.noted.has(self.hasher.hash(tree, key), tree, key, self.views.begun())
+        let entry = self.hasher.hash(tree, key);
+        self.views.begun().is_some_and(|views| self.noted.has(entry, tree, key, views))
     }
 
     /// Refuses a change if old values take more memory than they may, or would with `more` bytes.
@@ -258,12 +220,15 @@ impl Versions {
             self.views.note_idle();
             return;
         }
-        // Before the change takes its time: a view that begins later sees the change.
+        // Before the change takes its time. So the change is kept for the views that have begun by
+        // then; the number grows with each later one.
         let views = self.views.begun();
         let entries = self.hashes(&replaced);
         self.put(&mut replaced, &entries, None, pin, unpinned);
-        for (entry, Replaced { tree, key, .. }) in entries.iter().zip(&replaced) {
-            self.noted.note(*entry, *tree, key, views);
+        if let Some(views) = views {
+            for (entry, Replaced { tree, key, .. }) in entries.iter().zip(&replaced) {
+                self.noted.note(*entry, *tree, key, views);
+            }
         }
     }
 
@@ -360,8 +325,9 @@ impl Versions {
             self.loads.after(*tree, since).is_some()
                 || is_range(bounds) && self.chains.has_range_changed(*tree, bounds, (since, until))
         };
-        (!is_planted(StoreBug::UncheckedKeys) && reads.keys.iter().any(is_changed))
-            || (!is_planted(StoreBug::UncheckedRanges) && reads.ranges.iter().any(is_range_changed))
+        (!is_planted(StoreBug::UncheckedKeys) && reads.keys().any(is_changed))
+            || (!is_planted(StoreBug::UncheckedRanges)
+                && reads.ranges().iter().any(is_range_changed))
     }
 
     /// A bulk load has filled an empty tree: views of earlier times see none of its entries. The

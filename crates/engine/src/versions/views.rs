@@ -27,7 +27,7 @@ pub(crate) struct Views {
     are_kept: AtomicBool,
     /// The time of the newest change that kept old values.
     now: AtomicU64,
-    /// The number of views that have begun. It grows before a view takes its time.
+    /// Twice the number of views that have begun, and one more while a view takes its time.
     begun: AtomicU64,
     /// The number of views.
     open: AtomicU64,
@@ -103,9 +103,10 @@ impl Views {
         self.open.load(Ordering::SeqCst)
     }
 
-    /// The number of views that have begun.
-    pub(crate) fn begun(&self) -> u64 {
-        self.begun.load(Ordering::SeqCst)
+    /// A number that grows with each view that begins; `None` while one takes its time.
+    pub(crate) fn begun(&self) -> Option<u64> {
+        let begun = self.begun.load(Ordering::SeqCst);
+        begun.is_multiple_of(2).then_some(begun)
     }
 
     /// No view is of an earlier time than this, now or later.
@@ -129,10 +130,11 @@ impl Views {
     fn add(&self, times: &mut BTreeMap<Time, SameTime>) -> Time {
         self.idle.store(0, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::SeqCst);
-        // Before the view takes its time, and before it reads any page.
+        // All of this before the view reads any page.
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let now = self.now();
         self.begun.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let now = self.now();
         if times.is_empty() {
             self.oldest.store(now, Ordering::Release);
         }
