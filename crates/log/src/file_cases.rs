@@ -2,6 +2,7 @@
 //! missing.
 #![allow(clippy::unwrap_used)]
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -237,16 +238,23 @@ fn goes_on(disk: &SimulatedDisk, way: Way) {
     }
 }
 
+/// Makes room: in one call, or in steps before it.
+fn make_room(device: &FileLog, in_steps: bool) -> io::Result<u64> {
+    while in_steps && device.prepare()? {}
+    device.extend()
+}
+
 /// The process is killed, or the power fails, in each call that makes a new file.
 #[test]
 fn a_crash_while_a_file_is_made_leaves_the_log() {
     for way in Way::ALL {
-        for power_fails in [false, true] {
+        for (power_fails, in_steps) in [(false, false), (false, true), (true, false), (true, true)]
+        {
             let mut calls = 0;
             loop {
                 let (disk, log, device) = before_a_new_file(calls, way);
                 disk.end_after(calls);
-                let made = device.extend();
+                let made = make_room(&device, in_steps);
                 drop((log, device));
                 disk.restart(power_fails);
                 goes_on(&disk, way);
@@ -270,7 +278,7 @@ fn a_failure_while_a_file_is_made_ends_the_device() {
         loop {
             let (disk, log, device) = before_a_new_file(calls, way);
             disk.fail_after(calls);
-            let made = device.extend();
+            let made = make_room(&device, calls.is_multiple_of(2));
             let room = device.scan().end;
             if made.is_err() && calls > 1 {
                 let error = device.extend().unwrap_err();
@@ -321,5 +329,27 @@ fn a_file_ahead_without_room_fails_no_commit() {
                 assert_eq!(open_by(&disk, way).unwrap().2, [0, 1, 2, 3, 4, 5, 6]);
             }
         }
+    }
+}
+
+/// A file that is made ahead outlives a trim, whose file comes first.
+#[test]
+fn a_file_that_is_begun_waits_for_its_turn() {
+    for steps in 1..5 {
+        let way = Way::DirectDsync;
+        let (disk, log, device) = before_a_new_file(steps, way);
+        let is_left: Vec<_> = (0..steps).map(|_| device.prepare().unwrap()).collect();
+        assert_eq!(is_left, [true, true, false, false][..steps as usize]);
+        log.trim(Lsn::of_block(BLOCKS)).unwrap();
+        assert!(!device.prepare().unwrap());
+        append(&log, 6).unwrap();
+        assert_eq!(disk.contents().len(), 3, "two segments, and the file that is begun");
+        for number in 7..12 {
+            append(&log, number).unwrap();
+        }
+        let names: Vec<_> = disk.contents().into_keys().collect();
+        assert_eq!(names, [name(0), name(1), name(2)]);
+        drop((log, device));
+        assert_eq!(open_by(&disk, way).unwrap().2.last(), Some(&11));
     }
 }
