@@ -2,6 +2,7 @@
 //! missing.
 #![allow(clippy::unwrap_used)]
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,11 +17,17 @@ const BLOCKS: u64 = 3;
 /// Sectors of a block.
 const SECTORS: usize = 8;
 
-/// Opens a log; its records, each by its first byte, and where it ends.
-fn open(disk: &SimulatedDisk) -> Result<(Log, Arc<FileLog>, Vec<u8>, Lsn), LogError> {
+/// A log; its records, each by its first byte, and where it ends.
+type Opened = (Log, Arc<FileLog>, Vec<u8>, Lsn);
+
+/// Opens a log.
+fn open(disk: &SimulatedDisk) -> Result<Opened, LogError> {
+    open_by(disk, Way::BufferedSync)
+}
+
+fn open_by(disk: &SimulatedDisk, way: Way) -> Result<Opened, LogError> {
     let segment_bytes = (BLOCKS + 1) * BLOCK_BYTES as u64;
-    let way = Some(Way::BufferedSync);
-    let files = FileLogOptions { segment_bytes, most_bytes: 8 * segment_bytes, way };
+    let files = FileLogOptions { segment_bytes, most_bytes: 8 * segment_bytes, way: Some(way) };
     let device = Arc::new(FileLog::open_in(Path::new("log"), &files, || disk.folder())?);
     let mut found = Vec::new();
     let options = LogOptions { ring_bytes: 4 * BLOCK_BYTES, in_flight: Some(2) };
@@ -203,5 +210,146 @@ fn a_name_without_room_fails_nothing() {
         append(&log, 4).unwrap();
         drop(log);
         assert_eq!(*open(&disk).unwrap().2.last().unwrap(), 4);
+    }
+}
+
+/// A log that needs a new file next: two segments, full, of which the last record is number 5.
+fn before_a_new_file(seed: u64, way: Way) -> (SimulatedDisk, Log, Arc<FileLog>) {
+    let disk = SimulatedDisk::quiet(seed);
+    let (log, device, ..) = open_by(&disk, way).unwrap();
+    for number in 0..6 {
+        append(&log, number).unwrap();
+    }
+    assert_eq!(device.scan(), 0..2 * BLOCKS);
+    (disk, log, device)
+}
+
+/// The log has its six records and goes on, with all segments whole.
+fn goes_on(disk: &SimulatedDisk, way: Way) {
+    let (log, _, found, _) = open_by(disk, way).unwrap();
+    assert_eq!(found, [0, 1, 2, 3, 4, 5]);
+    for number in 6..16 {
+        append(&log, number).unwrap();
+    }
+    drop(log);
+    assert_eq!(open_by(disk, way).unwrap().2.len(), 16);
+    for (name, bytes) in disk.contents() {
+        assert_eq!(bytes.len() as u64, (BLOCKS + 1) * BLOCK_BYTES as u64, "{name}");
+    }
+}
+
+/// Makes room: in one call, or in steps before it.
+fn make_room(device: &FileLog, in_steps: bool) -> io::Result<u64> {
+    while in_steps && device.prepare()? {}
+    device.extend()
+}
+
+/// The process is killed, or the power fails, in each call that makes a new file.
+#[test]
+fn a_crash_while_a_file_is_made_leaves_the_log() {
+    for way in Way::ALL {
+        for (power_fails, in_steps) in [(false, false), (false, true), (true, false), (true, true)]
+        {
+            let mut calls = 0;
+            loop {
+                let (disk, log, device) = before_a_new_file(calls, way);
+                disk.end_after(calls);
+                let made = make_room(&device, in_steps);
+                drop((log, device));
+                disk.restart(power_fails);
+                goes_on(&disk, way);
+                if made.is_ok() {
+                    break;
+                }
+                calls += 1;
+            }
+            // Two writes of zeros, a head, a name, and their syncs.
+            assert!(calls >= 9, "{way}: only {calls} calls make a file");
+        }
+    }
+}
+
+/// Each call that makes a new file fails: the device takes nothing more, and the folder has the
+/// log.
+#[test]
+fn a_failure_while_a_file_is_made_ends_the_device() {
+    for way in Way::ALL {
+        let mut calls = 0;
+        loop {
+            let (disk, log, device) = before_a_new_file(calls, way);
+            disk.fail_after(calls);
+            let made = make_room(&device, calls.is_multiple_of(2));
+            let room = device.scan().end;
+            if made.is_err() && calls > 1 {
+                let error = device.extend().unwrap_err();
+                assert!(error.to_string().contains("open its folder again"), "{calls}: {error}");
+                assert_eq!(room, 2 * BLOCKS);
+            }
+            drop((log, device));
+            disk.restart(false);
+            goes_on(&disk, way);
+            if made.is_ok() {
+                break;
+            }
+            calls += 1;
+        }
+        assert!(calls >= 9, "{way}: only {calls} calls make a file");
+    }
+}
+
+/// The disk has no room for the file that is made ahead, or for a part of it alone: the log goes on
+/// in the room that it has, and says that it is full when a record does not fit.
+#[test]
+fn a_file_ahead_without_room_fails_no_commit() {
+    let file_bytes = (BLOCKS + 1) * BLOCK_BYTES as u64;
+    for way in Way::ALL {
+        for room in [0, 1, file_bytes / 2, file_bytes - 1] {
+            for allocates in [false, true] {
+                let disk = SimulatedDisk::quiet(room);
+                disk.set_allocates(allocates);
+                let (log, device, ..) = open_by(&disk, way).unwrap();
+                append(&log, 0).unwrap();
+                let segment_bytes = BLOCKS * 4000;
+                log.make_room(segment_bytes).unwrap();
+                assert_eq!(device.scan(), 0..2 * BLOCKS);
+                disk.set_room(room);
+                // As the thread of the log does ahead.
+                let full = log.make_room(2 * segment_bytes).unwrap_err();
+                assert!(matches!(full, LogError::Full { .. }), "{full}");
+                let names: Vec<_> = disk.contents().into_keys().collect();
+                assert_eq!(names, [name(0), name(1)], "the file that did not fit is there");
+                for number in 1..6 {
+                    append(&log, number).unwrap();
+                }
+                let full = append(&log, 6).unwrap_err();
+                assert!(matches!(full, LogError::Full { .. }), "{full}");
+                disk.set_room(1 << 20);
+                append(&log, 6).unwrap();
+                drop((log, device));
+                assert_eq!(open_by(&disk, way).unwrap().2, [0, 1, 2, 3, 4, 5, 6]);
+            }
+        }
+    }
+}
+
+/// A file that is made ahead outlives a trim, whose file comes first.
+#[test]
+fn a_file_that_is_begun_waits_for_its_turn() {
+    for steps in 1..5 {
+        let way = Way::DirectDsync;
+        let (disk, log, device) = before_a_new_file(steps, way);
+        let is_left: Vec<_> = (0..steps).map(|_| device.prepare().unwrap()).collect();
+        assert_eq!(is_left, [true, true, false, false][..steps as usize]);
+        log.trim(Lsn::of_block(BLOCKS)).unwrap();
+        assert!(!device.prepare().unwrap());
+        append(&log, 6).unwrap();
+        assert_eq!(disk.contents().len(), 3, "two segments, and the file that is begun");
+        for number in 7..12 {
+            append(&log, number).unwrap();
+        }
+        let names: Vec<_> = disk.contents().into_keys().collect();
+        assert_eq!(names, [name(0), name(1), name(2)]);
+        drop((log, device));
+        assert_eq!(open_by(&disk, way).unwrap().2.last(), Some(&11));
     }
 }

@@ -21,7 +21,7 @@ use crate::error::LogError;
 use crate::planted::{LogBug, is_planted};
 use crate::process::Home;
 use crate::ring::{Batch, Obstacle, Ring};
-use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 
 /// What is called when a record is durable, or never will be: once, on any thread, with no lock
 /// held. It should not block.
@@ -57,6 +57,8 @@ pub(crate) struct Shared {
     ended: Condvar,
     /// Held while the device makes room.
     supply: Mutex<()>,
+    /// Threads that have the device make room now, or wait until it has.
+    in_need: AtomicU64,
     home: Home,
 }
 
@@ -112,8 +114,8 @@ struct Flow {
     serial: u64,
     /// Blocks before this shall become durable though no thread waits for them.
     wanted: u64,
-    /// The thread of the log shall ask for room.
-    wants_room: bool,
+    /// The thread of the log shall have the device make more room than this, its end.
+    wants_more_than: Option<u64>,
     /// The end of the room when it was asked for last.
     asked_at: u64,
     closing: bool,
@@ -145,6 +147,7 @@ impl Shared {
             work: Condvar::new(),
             ended: Condvar::new(),
             supply: Mutex::new(()),
+            in_need: AtomicU64::new(0),
             home: Home::new(),
         }
     }
@@ -293,7 +296,7 @@ impl Shared {
         // Room is made ahead, so that no append waits for it.
         let (room, ahead) = (self.ring.room(), self.ring.len());
         if room < blocks.end + ahead && flow.asked_at != room {
-            (flow.wants_room, flow.asked_at) = (true, room);
+            (flow.wants_more_than, flow.asked_at) = (Some(room), room);
             self.work.notify_one();
         }
         let flags = if blocks.start == self.start { flags | STARTS } else { flags };
@@ -397,11 +400,39 @@ impl Shared {
 
     /// Has the device make room for all blocks before this one.
     fn make_room(&self, blocks: u64) -> io::Result<()> {
-        let _supply = lock(&self.supply);
+        self.in_need.fetch_add(1, Ordering::AcqRel);
+        let supply = lock(&self.supply);
+        let made = self.extend_to(blocks);
+        drop(supply);
+        self.in_need.fetch_sub(1, Ordering::AcqRel);
+        made
+    }
+
+    fn extend_to(&self, blocks: u64) -> io::Result<()> {
         while self.ring.room() < blocks {
             self.ring.set_room(self.device.extend()?);
         }
         Ok(())
+    }
+
+    /// Has the device do a step of making room, unless it has more than `room` already, or another
+    /// thread has it make room. Returns whether a step is left.
+    fn make_room_ahead(&self, room: u64) -> bool {
+        let _supply = lock(&self.supply);
+        if self.ring.room() > room || self.in_need.load(Ordering::Acquire) > 0 {
+            return false;
+        }
+        let step = self.device.prepare();
+        let done = step.and_then(|is_left| {
+            if !is_left {
+                self.extend_to(room + 1)?;
+            }
+            Ok(is_left)
+        });
+        done.unwrap_or_else(|error| {
+            tracing::debug!(%error, "no room ahead in the log");
+            false
+        })
     }
 
     /// Room may have come free: the thread of the log may ask for it again.
@@ -443,11 +474,15 @@ impl Shared {
         if let Some(flight) = is_wanted.then(|| self.take(&mut flow)).flatten() {
             drop(flow);
             flight.run();
-        } else if std::mem::take(&mut flow.wants_room) {
+        } else if let Some(room) = flow.wants_more_than.take() {
             drop(flow);
-            if let Err(error) = self.make_room(self.ring.room() + 1) {
-                tracing::debug!(%error, "no room ahead in the log");
+            let is_left = self.make_room_ahead(room);
+            flow = lock(&self.flow);
+            if is_left {
+                // After the flights that are wanted by now.
+                flow.wants_more_than.get_or_insert(room);
             }
+            return Ok(flow);
         } else {
             return Err(flow);
         }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::block::{BLOCK_BYTES, Block, Head, Lsn, Unsound};
 use crate::device::{
-    FileLog, FileLogOptions, LogDevice as _, Planted, SimulatedDisk, Way, Written,
+    FileLog, FileLogOptions, LogDevice as _, Planted, SimulatedDisk, Way, Written, is_full,
 };
 use crate::error::LogError;
 use crate::flights::Flight;
@@ -202,6 +202,7 @@ impl Run {
                     self.disk.set_room(room[self.random(4) as usize]);
                 }
                 15 if self.random(4) == 0 && !self.disk.has_ended() => self.read_back(log),
+                15 => self.prepare(open),
                 _ => {}
             }
             self.reference.acknowledge(log.durable());
@@ -216,6 +217,16 @@ impl Run {
             self.reference.acknowledge(log.durable());
         }
         flights.is_empty()
+    }
+
+    /// Has the device do a step of the next segment.
+    fn prepare(&self, open: &Open) {
+        let faults = self.disk.faults();
+        match open.device.prepare() {
+            Ok(_) => {}
+            Err(error) if is_full(&error) => assert_eq!(self.disk.faults(), faults, "{error}"),
+            Err(source) => self.excuse(&LogError::io("a step of a segment")(source)),
+        }
     }
 
     /// Gives up what is durable, all of it now and then.

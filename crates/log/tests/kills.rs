@@ -12,11 +12,14 @@ use std::thread;
 use std::time::Duration;
 
 use tempfile::tempdir;
-use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, Lsn, Way};
+use vellum_log::{FileLog, FileLogOptions, Log, LogDevice as _, LogError, LogOptions, Lsn, Way};
 
 /// Where the child finds the log, and how many times it was killed before.
 const FOLDER: &str = "VELLUM_LOG_FOLDER";
 const ROUND: &str = "VELLUM_LOG_ROUND";
+
+/// The name of a file that is not ready.
+const NEW: &str = "vellum-log-new.tmp";
 
 const THREADS: u64 = 3;
 
@@ -79,6 +82,70 @@ fn child() {
             });
         }
     });
+}
+
+/// Runs in the child, which makes new files until it is killed.
+#[test]
+fn child_that_makes_room() {
+    let Some(folder) = env::var_os(FOLDER) else { return };
+    let round: usize = env::var(ROUND).unwrap().parse().unwrap();
+    let device = FileLog::open(folder, &room_options(way(round))).unwrap();
+    loop {
+        // In steps, or at once.
+        while round.is_multiple_of(3) && device.prepare().unwrap() {}
+        device.extend().unwrap();
+        std::io::stdout().lock().write_all(b"\nmade\n").unwrap();
+    }
+}
+
+/// Segments that several writes zero.
+fn room_options(way: Way) -> FileLogOptions {
+    let mut files = FileLogOptions::default();
+    (files.segment_bytes, files.most_bytes, files.way) = (SEGMENT, 1 << 40, Some(way));
+    files
+}
+
+const SEGMENT: u64 = 1 << 20;
+
+#[test]
+fn a_process_that_was_killed_while_it_made_room_leaves_whole_segments() {
+    let rounds = if env::var_os("VELLUM_SOAK").is_some() { 500 } else { 24 };
+    let (mut begun, mut random) = (0, 7_u64);
+    for round in 0..rounds {
+        let folder = tempdir().unwrap();
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["child_that_makes_room", "--exact", "--nocapture"])
+            .env(FOLDER, folder.path())
+            .env(ROUND, round.to_string())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        // Without direct I/O, a way may not work here: then the child ends.
+        let is_made = |line: &std::io::Result<String>| line.as_ref().unwrap() == "made";
+        let has_made = lines.find(is_made).is_some();
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        thread::sleep(Duration::from_micros((random >> 40) % 20_000));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let made = usize::from(has_made) + lines.filter(is_made).count();
+        let names = || {
+            let entries = std::fs::read_dir(folder.path()).unwrap();
+            entries.map(|entry| entry.unwrap()).collect::<Vec<_>>()
+        };
+        begun += usize::from(names().iter().any(|entry| entry.file_name() == NEW));
+        let device = FileLog::open(folder.path(), &room_options(Way::BufferedSync)).unwrap();
+        for entry in names() {
+            assert_eq!(entry.metadata().unwrap().len(), SEGMENT, "{entry:?}");
+        }
+        let blocks = SEGMENT / 4096 - 1;
+        let room = device.scan();
+        assert_eq!(room.start, 0);
+        assert!(room.end >= made as u64 * blocks, "round {round}: {room:?} of {made} segments");
+        assert_eq!(device.extend().unwrap(), room.end + blocks);
+    }
+    println!("{rounds} kills, {begun} of them in the midst of a file");
 }
 
 fn way(round: usize) -> Way {

@@ -438,6 +438,10 @@ impl LogDevice for ValuesFirst {
         self.log.scan()
     }
 
+    fn prepare(&self) -> io::Result<bool> {
+        self.log.prepare()
+    }
+
     fn extend(&self) -> io::Result<u64> {
         self.log.extend()
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use super::folder::{Folder, KernelFolder};
 use super::found::{NEW, find, name, number};
 use super::owner;
-use super::segment::{Segment, SegmentHead};
+use super::segment::{NewSegment, Pace, Segment, SegmentHead};
 use super::way::{Choice, PROBE, Way, probe};
 use super::{LogDevice, Written, is_full};
 use crate::block::{BLOCK_BYTES, Block};
@@ -46,6 +46,8 @@ pub struct FileLog {
     most: usize,
     choice: Choice,
     segments: RwLock<Segments>,
+    /// The file that is made for the next segment, if there is one.
+    next_file: Mutex<Option<NewSegment>>,
     /// Whether a write or a sync has failed, of blocks or of heads: nothing is written after that.
     failed: AtomicBool,
     /// Held while a write or sync is under way whose failure the kernel may tell to another: it
@@ -152,6 +154,7 @@ impl FileLog {
         segments.live.clear();
         segments.spare.clear();
         drop(segments);
+        *self.next_file() = None;
         let folder = &*self.folder;
         let removed = remove_segments(folder).and_then(|()| owner::remove(folder));
         folder.unlock();
@@ -201,6 +204,7 @@ impl FileLog {
             most: most.max(2) as usize,
             choice,
             segments: RwLock::new(segments),
+            next_file: Mutex::new(None),
             failed: AtomicBool::new(false),
             alone: Mutex::new(()),
             taken: AtomicBool::new(false),
@@ -215,23 +219,44 @@ impl FileLog {
 
     /// A file that gets a new number: a spare one, or a new one, which has no name yet.
     fn take_spare(&self) -> io::Result<(Arc<Segment>, bool)> {
-        let mut segments = self.write_segments();
-        if let Some(spare) = segments.spare.pop() {
+        if let Some(spare) = self.write_segments().spare.pop() {
             return Ok((spare, false));
         }
-        if segments.files >= self.most {
-            let bytes = self.most as u64 * (self.blocks + 1) * BLOCK_BYTES as u64;
-            let what = format!(
-                "the log has all of its {bytes} bytes in use: trim it, or open it \
-                 with a larger bound"
-            );
-            return Err(io::Error::new(io::ErrorKind::StorageFull, what));
+        let mut next = self.next_file();
+        while self.make_part(&mut next, Pace::Now)? {}
+        let made = next.take().ok_or(io::ErrorKind::NotFound)?;
+        Ok((Arc::new(made.segment), true))
+    }
+
+    /// Does the next step of making a new file. Returns whether there are more.
+    fn make_part(&self, next: &mut Option<NewSegment>, pace: Pace) -> io::Result<bool> {
+        let Some(new) = next else {
+            self.check_most()?;
+            self.folder.remove(NEW)?;
+            *next = Some(NewSegment::create(&*self.folder, NEW, self.choice.way, self.blocks)?);
+            return Ok(true);
+        };
+        let made = self.unless_failed_or_full(|| new.step(pace));
+        if made.is_err() {
+            *next = None;
         }
-        drop(segments);
-        self.folder.remove(NEW)?;
-        let segment = Segment::open(&*self.folder, NEW, self.choice.way, true)?;
-        self.unless_failed_or_full(|| segment.prepare(self.blocks))?;
-        Ok((Arc::new(segment), true))
+        made
+    }
+
+    /// Fails if the log has as many files as it may have.
+    fn check_most(&self) -> io::Result<()> {
+        if self.write_segments().files < self.most {
+            return Ok(());
+        }
+        let bytes = self.most as u64 * (self.blocks + 1) * BLOCK_BYTES as u64;
+        let what = format!(
+            "the log has all of its {bytes} bytes in use: trim it, or open it with a larger bound"
+        );
+        Err(io::Error::new(io::ErrorKind::StorageFull, what))
+    }
+
+    fn next_file(&self) -> MutexGuard<'_, Option<NewSegment>> {
+        self.next_file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives a new file a name of the log's that no file has.
@@ -303,7 +328,7 @@ impl FileLog {
     }
 
     /// The same for a step of a new file. If room is missing, nothing has failed: the file goes.
-    fn unless_failed_or_full(&self, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    fn unless_failed_or_full<T>(&self, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let full = self.unless_failed(|| match act() {
             Err(error) if is_full(&error) => Ok(Err(error)),
             done => done.map(Ok),
@@ -327,6 +352,12 @@ impl LogDevice for FileLog {
         let segments = self.segments.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let end = segments.first + segments.live.len() as u64;
         segments.first * self.blocks..end * self.blocks
+    }
+
+    fn prepare(&self) -> io::Result<bool> {
+        self.check_home()?;
+        let has_spare = !self.write_segments().spare.is_empty();
+        if has_spare { Ok(false) } else { self.make_part(&mut self.next_file(), Pace::Ahead) }
     }
 
     fn extend(&self) -> io::Result<u64> {

@@ -36,8 +36,8 @@ pub use way::Way;
 /// found that the first writing did not become a part of the log. A folder of files keeps
 /// them, or memory, or several machines.
 ///
-/// The log calls `append`, `sync`, `read` and `trim` from several threads at once; `extend` from
-/// one at a time.
+/// The log calls `append`, `sync`, `read` and `trim` from several threads at once; `prepare` and
+/// `extend` from one at a time.
 pub trait LogDevice: Send + Sync + fmt::Debug + 'static {
     /// The identity of the log, which stands in each of its blocks, so that a block of another log
     /// is never taken for one of this.
@@ -45,6 +45,16 @@ pub trait LogDevice: Send + Sync + fmt::Debug + 'static {
 
     /// The blocks that there is room for: those written, and those that `extend` made.
     fn scan(&self) -> Range<u64>;
+
+    /// Does a short step of what the next `extend` has to do, so that flushes go between two steps.
+    /// Returns whether there are more. The log calls it ahead, and calls `extend` before the last
+    /// step if a record needs the room.
+    ///
+    /// # Errors
+    /// As `extend`.
+    fn prepare(&self) -> io::Result<bool> {
+        Ok(false)
+    }
 
     /// Makes room for more blocks at the end, and returns the new end. The room is durable when
     /// this returns, and a block that is written there later changes no metadata. What the blocks

@@ -16,8 +16,15 @@ use crate::block::{BLOCK_BYTES, Block, Head, Unsound, at, crc};
 const MAGIC: [u8; 8] = *b"VLLOGSEG";
 const VERSION: u32 = 1;
 
-/// Blocks that are zeroed at once.
-const ZEROES: usize = 256;
+/// How a new file is zeroed: blocks at once. The simulation has short segments, and crashes between
+/// these writes, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// Ahead: a flush that comes meanwhile waits for one short write.
+    Ahead = if cfg!(test) { 2 } else { 16 },
+    /// A record waits for the room.
+    Now = if cfg!(test) { 3 } else { 256 },
+}
 
 /// What the first block of a file says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,23 +164,6 @@ impl Segment {
         (0..blocks).map(head).collect()
     }
 
-    /// Allocates and zeroes a new file.
-    pub(super) fn prepare(&self, blocks: u64) -> io::Result<()> {
-        let len = (blocks + 1) * BLOCK_BYTES as u64;
-        match self.file.allocate(len) {
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
-            allocated => allocated?,
-        }
-        // What was only allocated would be marked as written with the first write to it.
-        let zeroes = vec![Block::ZERO; ZEROES];
-        for first in (0..=blocks).step_by(ZEROES) {
-            let count = (blocks + 1 - first).min(ZEROES as u64) as usize;
-            let place = first * BLOCK_BYTES as u64;
-            write_all(&*self.file, place, [&zeroes[..count], &[]], false)?;
-        }
-        self.file.sync()
-    }
-
     /// Writes the head, and makes it durable.
     pub(super) fn write_head(&self, head: SegmentHead) -> io::Result<()> {
         write_all(&*self.file, 0, [&[head.to_block()], &[]], false)?;
@@ -202,5 +192,53 @@ impl Segment {
     pub(super) fn settle(&self) -> io::Result<()> {
         self.file.sync()?;
         self.file.forget_cache()
+    }
+}
+
+/// A new file that is not ready: it is allocated, and zeroed piece by piece.
+#[derive(Debug)]
+pub(super) struct NewSegment {
+    /// A segment once there are no more steps.
+    pub(super) segment: Segment,
+    /// Blocks of the file, with its head.
+    blocks: u64,
+    zeroed: u64,
+}
+
+impl NewSegment {
+    /// Creates a file for a segment of so many blocks.
+    pub(super) fn create(
+        folder: &dyn Folder,
+        name: &str,
+        way: Way,
+        blocks: u64,
+    ) -> io::Result<NewSegment> {
+        let segment = Segment::open(folder, name, way, true)?;
+        Ok(NewSegment { segment, blocks: blocks + 1, zeroed: 0 })
+    }
+
+    /// Does the next step. Returns whether there are more.
+    pub(super) fn step(&mut self, pace: Pace) -> io::Result<bool> {
+        let file = &*self.segment.file;
+        if self.zeroed == self.blocks {
+            return Ok(false);
+        }
+        if self.zeroed == 0 {
+            match file.allocate(self.blocks * BLOCK_BYTES as u64) {
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
+                allocated => allocated?,
+            }
+        }
+        // What was only allocated would be marked as written with the first write to it.
+        let zeroes = vec![Block::ZERO; (pace as usize).min((self.blocks - self.zeroed) as usize)];
+        write_all(file, self.zeroed * BLOCK_BYTES as u64, [&zeroes, &[]], false)?;
+        self.zeroed += zeroes.len() as u64;
+        let is_more = self.zeroed < self.blocks;
+        // A flush would wait for one sync of all zeros that the page cache has.
+        let syncs_each = pace == Pace::Ahead && !self.segment.way.is_direct();
+        if !is_more || syncs_each {
+            file.sync()?;
+        }
+        Ok(is_more)
     }
 }

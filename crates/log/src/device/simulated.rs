@@ -67,6 +67,8 @@ struct State {
     unreadable: Range<u64>,
     failed: bool,
     full: bool,
+    /// The only step of the next `extend` is done.
+    prepared: bool,
     syncs: u64,
 }
 
@@ -84,6 +86,7 @@ impl SimulatedDevice {
             unreadable: 0..0,
             failed: false,
             full: false,
+            prepared: false,
             syncs: 0,
         };
         Self { options, state: Mutex::new(state), taken: AtomicBool::new(false) }
@@ -239,9 +242,15 @@ impl LogDevice for SimulatedDevice {
         state.begin..state.end
     }
 
+    fn prepare(&self) -> io::Result<bool> {
+        interleave();
+        Ok(!std::mem::replace(&mut self.lock().prepared, true))
+    }
+
     fn extend(&self) -> io::Result<u64> {
         interleave();
         let mut state = self.lock();
+        state.prepared = false;
         let end = state.end + self.options.segment_blocks;
         if state.full || end - state.begin > state.durable.len() as u64 {
             return Err(io::ErrorKind::StorageFull.into());

@@ -237,6 +237,11 @@ impl SimulatedDisk {
         state.room = state.used().saturating_add(bytes);
     }
 
+    /// Whether the file system has `fallocate`.
+    pub(crate) fn set_allocates(&self, allocates: bool) {
+        self.lock().habits.allocates = allocates;
+    }
+
     /// The next process: after a loss of power, or with all that this one wrote. No faults are
     /// planned then.
     pub(crate) fn restart(&self, powered_off: bool) {
