@@ -6,9 +6,10 @@
 mod common;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
+use std::time::Duration;
 
 use common::{Random, cold, memory_store, options};
 use rustix::io::Errno;
@@ -1063,4 +1064,89 @@ fn a_failed_scan_depends_on_what_it_has_passed() {
         put(&mut one, &tree, "own", "1");
         assert_eq!(is_conflict(one.commit()), conflicts, "{changed}");
     }
+}
+
+/// A transaction that takes its time commits among threads that change what it reads all the time.
+#[test]
+fn a_slow_transaction_has_its_turn() {
+    for isolation in LEVELS {
+        let (_, store, tree) = two_entries();
+        let options = TransactionOptions::new().isolation(isolation);
+        let options = options.durability(Durability::None);
+        let (stop, quick) = (AtomicBool::new(false), AtomicU64::new(0));
+        let count = |one: &mut Transaction| {
+            one.update(&tree, b"1", |old| {
+                let old: u64 = std::str::from_utf8(old.unwrap()).unwrap().parse().unwrap();
+                Some((old + 1).to_string())
+            })
+        };
+        thread::scope(|scope| {
+            let _stop = StopWhenDropped(&stop);
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        store.transact_with(options, count).unwrap();
+                        quick.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            for _ in 0..5 {
+                let mut attempts = 0;
+                let slow = store.transact_with(options, |one| {
+                    attempts += 1;
+                    count(one)?;
+                    // Nested ones do not wait for their own thread.
+                    store.transact_with(options, |two| two.put(&tree, b"2", b"21"))?;
+                    thread::sleep(Duration::from_millis(5));
+                    Ok(())
+                });
+                slow.unwrap();
+                assert!(attempts < 30, "{attempts} attempts");
+            }
+        });
+        let counted = 10 + 5 + quick.load(Ordering::Relaxed);
+        assert_eq!(tree.get(b"1").unwrap().as_deref(), Some(counted.to_string().as_bytes()));
+    }
+}
+
+/// A function that runs for long holds others up for a moment only.
+#[test]
+fn a_turn_ends_also_if_the_function_does_not() {
+    let (_, store, tree) = two_entries();
+    let options = TransactionOptions::new().durability(Durability::None);
+    let change = |one: &mut Transaction, value: &str| {
+        one.get(&tree, b"1")?;
+        one.put(&tree, b"1", value.as_bytes())
+    };
+    let (others, has_turn) = (Barrier::new(3), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for name in ["20", "30"] {
+            let (others, store) = (&others, &store);
+            scope.spawn(move || {
+                others.wait();
+                store.transact_with(options, |one| change(one, name)).unwrap();
+                others.wait();
+            });
+        }
+        let mut attempts = 0;
+        store
+            .transact_with(options, |one| {
+                change(one, "10")?;
+                attempts += 1;
+                match attempts {
+                    ..4 => tree.upsert(b"1", b"0").map(drop),
+                    // This attempt has reserved the entry. It ends after the others do.
+                    4 => {
+                        has_turn.store(true, Ordering::Relaxed);
+                        others.wait();
+                        others.wait();
+                        Ok(())
+                    }
+                    _ => Ok(()),
+                }
+            })
+            .unwrap();
+        assert!(attempts > 4 && has_turn.load(Ordering::Relaxed));
+    });
+    assert_eq!(tree.get(b"1").unwrap().as_deref(), Some(&b"10"[..]));
 }

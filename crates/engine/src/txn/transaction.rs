@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use vellum_log::LogError;
 
@@ -157,7 +156,7 @@ const READ_BYTES_OF_POOL: u64 = 16;
 /// had to split leaves.
 const FULL_ATTEMPTS: u32 = 100;
 
-/// After so many conflicts in a row, `transact` waits between its attempts.
+/// After so many conflicts in a row, `transact` reserves what the transaction reads.
 const EAGER_ATTEMPTS: u32 = 3;
 
 impl Store {
@@ -223,19 +222,40 @@ impl Store {
         options: TransactionOptions,
         mut run: impl FnMut(&mut Transaction) -> Result<T>,
     ) -> Result<T> {
-        let mut attempts = 0;
+        let (mut losses, mut reservation) = (0, None);
         loop {
             let mut transaction = self.begin_with(options)?;
-            let done = run(&mut transaction);
-            match done.and_then(|done| transaction.commit().map(|()| done)) {
-                Err(Error::Conflict) => {}
-                other => return other,
-            }
-            attempts += 1;
-            if attempts > EAGER_ATTEMPTS {
-                std::thread::sleep(Duration::from_micros(50 << (attempts - EAGER_ATTEMPTS).min(6)));
+            let done = match run(&mut transaction) {
+                Ok(done) => transaction.try_commit(|| reservation = None).map(|()| done),
+                Err(error) => Err(error.into()),
+            };
+            match done {
+                Ok(done) => return Ok(done),
+                Err(Failed { error: Error::Conflict, reads }) => {
+                    losses += 1;
+                    // Before it waits for the next one.
+                    reservation = None;
+                    if losses >= EAGER_ATTEMPTS {
+                        let turns = &self.core.pages.versions.turns;
+                        reservation = reads.map(|reads| turns.reserve(&reads));
+                    }
+                }
+                Err(failed) => return Err(failed.error),
             }
         }
+    }
+}
+
+/// A transaction that did not commit.
+struct Failed {
+    error: Error,
+    /// What the transaction had read, if another one has changed some of it.
+    reads: Option<Box<ReadSet>>,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Failed {
+        Failed { error, reads: None }
     }
 }
 
@@ -523,26 +543,31 @@ impl Transaction {
     /// Then nothing has changed. [`NotDurable`](Error::NotDurable): the changes are made, and it is
     /// unknown whether a crash takes them.
     pub fn commit(self) -> Result<()> {
+        self.try_commit(|| ()).map_err(|failed| failed.error)
+    }
+
+    /// As `commit`. Calls `applied` when the changes are made, before it waits for the log.
+    fn try_commit(self, applied: impl FnOnce()) -> Result<(), Failed> {
         let durability = self.options.durability;
         if self.only_reads() {
+            applied();
             return match (durability, self.newest_seen()?) {
                 (Durability::Synced, Some((log, lsn))) => {
-                    log.wait_durable(lsn).map_err(not_durable)
+                    log.wait_durable(lsn).map_err(|error| not_durable(error).into())
                 }
                 _ => Ok(()),
             };
         }
         let (view, lsn) = self.apply()?;
+        applied();
         let core = view.core();
         match (durability, &core.pages.redo_log) {
-            (Durability::Synced, Some(log)) => log.wait_durable(lsn).map_err(not_durable),
-            (Durability::Synced, None) => core.sync().map_err(not_durable),
-            (Durability::Buffered, Some(log)) => {
-                log.request_flush(lsn);
-                Ok(())
-            }
-            (Durability::Buffered, None) | (Durability::None, _) => Ok(()),
+            (Durability::Synced, Some(log)) => log.wait_durable(lsn).map_err(not_durable)?,
+            (Durability::Synced, None) => core.sync().map_err(not_durable)?,
+            (Durability::Buffered, Some(log)) => log.request_flush(lsn),
+            (Durability::Buffered, None) | (Durability::None, _) => {}
         }
+        Ok(())
     }
 
     /// As [`commit`](Transaction::commit), but returns before the transaction is durable, and calls
@@ -562,7 +587,7 @@ impl Transaction {
             }
             return Ok(());
         }
-        let (view, lsn) = self.apply()?;
+        let (view, lsn) = self.apply().map_err(|failed| failed.error)?;
         match &view.core().pages.redo_log {
             Some(log) => call_when_durable(log, lsn, durable),
             None => durable(view.core().sync().map_err(not_durable)),
@@ -607,7 +632,7 @@ impl Transaction {
     }
 
     /// Makes the changes. Returns the number of the log's record.
-    fn apply(self) -> Result<(View, u64)> {
+    fn apply(self) -> Result<(View, u64), Failed> {
         let mut reads = self.reads.into_inner().unwrap_or_else(|broken| broken.into_inner());
         if self.options.isolation == Isolation::Snapshot && !is_planted(StoreBug::UncheckedWrites) {
             // The number of changes has a bound of its own.
@@ -617,6 +642,11 @@ impl Transaction {
             }
         }
         let pages = &self.view.core().pages;
+        pages.versions.turns.wait(
+            self.changes
+                .iter()
+                .flat_map(|(tree, changes)| changes.entries.keys().map(move |key| (*tree, key))),
+        );
         let (mut record, mut attempts) = (0, 0);
         let lsn = loop {
             let writes = self.changes.values().flat_map(|TreeChanges { tree, entries }| {
@@ -635,6 +665,9 @@ impl Transaction {
                 {
                     record = record.max(change.wanted());
                     attempts += 1;
+                }
+                Err(Error::Conflict) => {
+                    return Err(Failed { error: Error::Conflict, reads: Some(Box::new(reads)) });
                 }
                 done => break done?,
             }

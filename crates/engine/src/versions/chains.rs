@@ -4,6 +4,7 @@
 //! needs, in one order, before it takes its time. So a thread that has taken a later time, and
 //! locks a part after that, finds what the change has put there.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
@@ -32,6 +33,9 @@ const RECLAIMED_AT_ONCE: usize = 256;
 
 /// While a view is left, its fellows leave so many chains for changes to drop.
 const LEFT: u64 = 1024;
+
+/// A part keeps the memory of a tree that has no chains, if it has so many trees at most.
+const EMPTY_TREES: usize = 16;
 
 /// The versions of one entry.
 #[derive(Debug, Default)]
@@ -232,21 +236,24 @@ impl Chains {
             }
             let Some((_, id, key)) = part.queue.pop_front() else { return false };
             let Some(chains) = part.trees.get_mut(&id) else { continue };
-            let Some(chain) = chains.get_mut(&key) else { continue };
-            let newest = chain.newest;
+            let Entry::Occupied(mut found) = chains.entry(key) else { continue };
             let oldest = oldest + Time::from(is_planted(StoreBug::LostVersion));
-            let needless = chain.old.partition_point(|(replaced, _)| *replaced <= oldest);
-            for (_, old) in chain.old.drain(..needless) {
-                self.dropped(&key, &old, unpinned);
-            }
+            let newest = found.get().newest;
             // As long as a view is older than the newest change, a validation needs the chain.
             if newest > oldest {
+                let key = found.key().clone();
+                let chain = found.get_mut();
+                let needless = chain.old.partition_point(|(replaced, _)| *replaced <= oldest);
+                for (_, old) in chain.old.drain(..needless) {
+                    self.dropped(&key, &old, unpinned);
+                }
                 let last = part.queue.back().map_or(newest, |(time, ..)| newest.max(*time));
                 part.queue.push_back((last, id, key));
                 continue;
             }
-            chains.remove(&key);
-            if chains.is_empty() {
+            let (key, chain) = found.remove_entry();
+            chain.old.iter().for_each(|(_, old)| self.dropped(&key, old, unpinned));
+            if chains.is_empty() && part.trees.len() > EMPTY_TREES {
                 part.trees.remove(&id);
             }
             locked.chains.fetch_sub(1, Ordering::SeqCst);

@@ -41,6 +41,7 @@ pub(crate) mod changed;
 pub(crate) mod entry;
 pub(crate) mod noted;
 mod reads;
+mod turns;
 mod views;
 
 use std::collections::BTreeMap;
@@ -60,6 +61,7 @@ use crate::versions::entry::{EntryHash, EntryHasher};
 pub(crate) use crate::versions::entry::{Old, OldValue, Replaced, Time, size_of};
 use crate::versions::noted::NotedEntries;
 pub(crate) use crate::versions::reads::{KeyBounds, ReadSet};
+use crate::versions::turns::Turns;
 use crate::versions::views::Views;
 
 /// What a commit must find unchanged since the time of the transaction's view. The view ends when
@@ -105,6 +107,8 @@ pub(crate) struct Versions {
     changed: ChangeTimes,
     noted: NotedEntries,
     loads: Loads,
+    /// Who may commit first after several losses.
+    pub turns: Turns,
     bytes_max: u64,
 }
 
@@ -137,6 +141,7 @@ impl Versions {
             changed: ChangeTimes::new(bytes_max / 64),
             noted: NotedEntries::new(bytes_max / 8),
             loads: Loads::default(),
+            turns: Turns::default(),
             bytes_max,
         }
     }

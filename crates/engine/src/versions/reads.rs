@@ -1,7 +1,7 @@
 //! What a transaction has read, in memory that is bounded.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::ops::{Bound, RangeBounds};
 
 /// A list of keys first has memory for so many keys of so many bytes.
 const KEYS_AT_FIRST: usize = 48;
@@ -109,6 +109,11 @@ fn slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(|key| &key[..])
 }
 
+/// Whether a range has this key.
+pub(crate) fn contains((start, end): &KeyBounds, key: &[u8]) -> bool {
+    RangeBounds::<[u8]>::contains(&(slice(start), slice(end)), key)
+}
+
 fn range_bytes((start, end): &KeyBounds) -> usize {
     let bytes = |bound| match bound {
         Bound::Included(key) | Bound::Excluded(key) => <[u8]>::len(key),
@@ -148,10 +153,7 @@ mod tests {
     use super::*;
 
     fn covers(set: &ReadSet, tree: u32, key: &[u8]) -> bool {
-        let covers = |(of, (start, end)): &(u32, KeyBounds)| {
-            let bounds = (slice(start), slice(end));
-            *of == tree && std::ops::RangeBounds::<[u8]>::contains(&bounds, key)
-        };
+        let covers = |(of, bounds): &(u32, KeyBounds)| *of == tree && contains(bounds, key);
         set.keys().any(|entry| entry == (tree, key)) || set.ranges().iter().any(covers)
     }
 
