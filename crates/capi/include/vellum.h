@@ -304,14 +304,12 @@ int vellum_tree_scan(const vellum_tree *tree, const struct vellum_range *range,
  * valid, and stay as they are, until a thread calls a function with this cursor again. An empty
  * value is not NULL.
  *
- * The value of a cursor of a tree is NULL if the value is longer than a quarter of the pool; its
- * length is there, and a reader reads it. A cursor of a snapshot or a transaction returns -EFBIG
- * instead, stays where it is, and cannot pass the entry.
+ * The value is NULL if it is longer than a quarter of the pool. Its length is there. A reader reads
+ * such a value of a tree, and vellum_snapshot_get() or vellum_transaction_get() one of these.
  *
  * After an error the cursor stays where it is.
  *
  * -ENODATA   the range has no more entries
- * -EFBIG     in a snapshot or a transaction: the value is longer than a quarter of the pool
  * -EALREADY  the cursor's transaction has ended
  */
 int vellum_cursor_next(const vellum_cursor *cursor, struct vellum_entry *entry);
@@ -424,8 +422,9 @@ int vellum_transaction_scan(const vellum_transaction *transaction, const vellum_
 
 /*
  * Sets a savepoint, to which vellum_transaction_rollback() returns, and puts its number into
- * `savepoint`. The number is never 0. There is no need to free it. From the first savepoint on the
- * transaction keeps what its changes replace, which counts as its changes do.
+ * `savepoint`. The number is never 0. There is no need to free it. While the transaction has a
+ * savepoint, it keeps what its changes replace, which counts as its changes do, until
+ * vellum_transaction_release().
  *
  * -EALREADY  the transaction has ended
  */
@@ -439,6 +438,15 @@ int vellum_transaction_savepoint(const vellum_transaction *transaction, uint64_t
  * -EALREADY  the transaction has ended
  */
 int vellum_transaction_rollback(const vellum_transaction *transaction, uint64_t savepoint);
+
+/*
+ * Forgets a savepoint and those after it. The changes stay. When the oldest savepoint goes, the
+ * transaction gives back the memory of what its changes have replaced.
+ *
+ * -EINVAL    the savepoint is gone, or is of another transaction
+ * -EALREADY  the transaction has ended
+ */
+int vellum_transaction_release(const vellum_transaction *transaction, uint64_t savepoint);
 
 /*
  * Makes all changes of the transaction, or none. The call ends the transaction even if it fails.

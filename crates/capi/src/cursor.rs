@@ -143,16 +143,16 @@ impl Ahead {
                 Direction::Forward => entries.next_entry(),
                 Direction::Backward => entries.next_entry_back(),
             };
-            match entry {
-                Ok(Some((key, value))) => {
-                    bytes += key.len() + value.len();
-                    found.push(Entry { key: key.to_vec(), value: value.to_vec(), long: None });
-                }
+            let entry = match entry.map(|entry| entry.map(|(key, value)| Entry::new(key, &value))) {
+                Ok(Some(entry)) => entry,
                 Ok(None) => break,
+                Err(Error::NeedsReader { len, .. }) => Entry::of_long(entries.key(), len),
                 Err(error) if found.is_empty() => return Err(error),
                 // The next call meets the error again.
                 Err(_) => break,
-            }
+            };
+            bytes += entry.key.len() + entry.value.len();
+            found.push(entry);
         }
         self.wanted = (2 * self.wanted).min(self.amount.most);
         self.entries = found.into_iter();
@@ -259,14 +259,13 @@ fn step_in_tree(
         if !moved || !(start, end).contains(cursor.key()) {
             return Ok(None);
         }
-        let key = cursor.key().to_vec();
         let entry = match cursor.value() {
-            Ok(value) => value.map(|value| (value.to_vec(), None)),
-            Err(Error::NeedsReader { len, .. }) => Some((Vec::new(), Some(len))),
+            Ok(value) => value.map(|value| Entry::new(cursor.key(), &value)),
+            Err(Error::NeedsReader { len, .. }) => Some(Entry::of_long(cursor.key(), len)),
             Err(error) => return Err(error),
         };
-        if let Some((value, long)) = entry {
-            return Ok(Some(Entry { key, value, long }));
+        if entry.is_some() {
+            return Ok(entry);
         }
         // Another thread has removed the entry since the cursor moved there.
         goes_on = true;
@@ -274,6 +273,14 @@ fn step_in_tree(
 }
 
 impl Entry {
+    fn new(key: &[u8], value: &[u8]) -> Entry {
+        Entry { key: key.to_vec(), value: value.to_vec(), long: None }
+    }
+
+    fn of_long(key: &[u8], length: u64) -> Entry {
+        Entry { key: key.to_vec(), value: Vec::new(), long: Some(length) }
+    }
+
     fn to_c(&self) -> CEntry {
         let (value, length) = match self.long {
             None => (self.value.as_ptr().cast(), self.value.len()),

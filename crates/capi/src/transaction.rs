@@ -29,10 +29,18 @@ pub(crate) struct Shared(Mutex<Option<Open>>);
 #[derive(Debug)]
 struct Open {
     transaction: Transaction,
-    /// The savepoints that were not undone, with the numbers that C has for them.
+    /// The savepoints that were neither undone nor released, with the numbers that C has for them.
     savepoints: Vec<(u64, Savepoint)>,
     /// Counts the changes, so that cursors notice them.
     changes: u64,
+}
+
+impl Open {
+    /// Where a savepoint is in `savepoints`.
+    fn place_of(&self, savepoint: u64) -> Result<usize, Error> {
+        let at = self.savepoints.iter().position(|(number, _)| *number == savepoint);
+        at.ok_or(Error::NoSuchSavepoint)
+    }
 }
 
 const SNAPSHOT: u32 = 16;
@@ -215,11 +223,26 @@ pub extern "C" fn vellum_transaction_rollback(
     call(|| {
         let mut open = given(transaction, "the transaction")?.0.lock();
         let open = open.as_mut().ok_or_else(ended)?;
-        let at = open.savepoints.iter().position(|(number, _)| *number == savepoint);
-        let at = at.ok_or(Error::NoSuchSavepoint)?;
+        let at = open.place_of(savepoint)?;
         open.transaction.rollback_to(open.savepoints[at].1)?;
         open.savepoints.truncate(at + 1);
         open.changes += 1;
+        Ok(())
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn vellum_transaction_release(
+    transaction: Option<&TransactionHandle>,
+    savepoint: u64,
+) -> c_int {
+    call(|| {
+        let mut open = given(transaction, "the transaction")?.0.lock();
+        let open = open.as_mut().ok_or_else(ended)?;
+        let at = open.place_of(savepoint)?;
+        open.transaction.release(open.savepoints[at].1)?;
+        open.savepoints.truncate(at);
         Ok(())
     })
 }

@@ -63,8 +63,9 @@ impl PyTransaction {
     }
 
     /// A Savepoint, to which the transaction can return. In a with statement an exception undoes
-    /// the changes of the statement, and goes on. From the first savepoint on the transaction keeps
-    /// what its changes replace, which counts against the most that it may change.
+    /// the changes of the statement, and goes on. The end of the statement releases the savepoint.
+    /// While the transaction has a savepoint, it keeps what its changes replace, which counts
+    /// against the most that it may change.
     fn savepoint(&self, py: Python<'_>) -> PyResult<PySavepoint> {
         check_process(self.process)?;
         let savepoint =
@@ -137,6 +138,13 @@ impl PySavepoint {
         work(py, || change(&self.transaction, |of| of.rollback_to(self.savepoint)))
     }
 
+    /// Forgets the savepoint and those after it: they raise ValueError. The changes stay. When the
+    /// oldest savepoint goes, the transaction gives back the memory of what its changes replaced.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        check_process(self.process)?;
+        work(py, || change(&self.transaction, |of| of.release(self.savepoint)))
+    }
+
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
         slf
     }
@@ -144,11 +152,17 @@ impl PySavepoint {
     #[pyo3(signature = (*exception))]
     fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         check_process(self.process)?;
-        if is_raised(exception) {
-            // If the transaction has ended, or was rolled back further, there is nothing to undo,
-            // and the exception of the statement is the one to raise.
-            let _ = py.detach(|| change(&self.transaction, |of| of.rollback_to(self.savepoint)));
-        }
+        let undo = is_raised(exception);
+        // If the transaction has ended, or the savepoint is gone, there is nothing to do, and the
+        // exception of the statement is the one to raise.
+        let _ = py.detach(|| {
+            change(&self.transaction, |of| {
+                if undo {
+                    of.rollback_to(self.savepoint)?;
+                }
+                of.release(self.savepoint)
+            })
+        });
         Ok(())
     }
 }

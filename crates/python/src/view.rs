@@ -4,7 +4,7 @@ use std::io::Read;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use vellum::{Error, Snapshot, Transaction, Tree, ValueReader};
+use vellum::{Error, Snapshot, Transaction, Tree, ValueReader, ViewEntries};
 
 use crate::call::{Failure, lock, of_stream};
 
@@ -166,6 +166,34 @@ fn read_all(mut reader: ValueReader<'_>) -> Result<Vec<u8>, Error> {
     Ok(value)
 }
 
+/// The first of the entries that a view sees.
+fn read_entries(
+    view: &dyn View,
+    tree: &Tree,
+    mut entries: ViewEntries<'_>,
+    amount: Amount,
+) -> Result<Vec<Entry>, Error> {
+    let mut found = Found::new(amount);
+    loop {
+        let next = match amount.backward {
+            false => entries.next_entry(),
+            true => entries.next_entry_back(),
+        };
+        let is_last = next.map(|entry| entry.is_none_or(|(key, value)| found.push(key, &value)));
+        let is_last = match is_last {
+            Err(Error::NeedsReader { .. }) => view
+                .get(tree, entries.key())
+                .map(|value| value.is_some_and(|value| found.push(entries.key(), &value))),
+            other => other,
+        };
+        match is_last {
+            Ok(false) => {}
+            Ok(true) => return Ok(found.entries),
+            Err(error) => return found.or(error),
+        }
+    }
+}
+
 macro_rules! view {
     ($($type:ty),+) => {
         $(impl View for $type {
@@ -205,19 +233,7 @@ macro_rules! view {
                 range: Bounds<'_>,
                 amount: Amount,
             ) -> Result<Vec<Entry>, Error> {
-                let mut entries = self.range(tree, range)?;
-                let mut found = Found::new(amount);
-                loop {
-                    let entry = match amount.backward {
-                        false => entries.next_entry(),
-                        true => entries.next_entry_back(),
-                    };
-                    match entry {
-                        Ok(Some((key, value))) if !found.push(key, &value) => {}
-                        Ok(_) => return Ok(found.entries),
-                        Err(error) => return found.or(error),
-                    }
-                }
+                read_entries(self, tree, self.range(tree, range)?, amount)
             }
         })+
     };
