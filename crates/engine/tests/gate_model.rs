@@ -12,47 +12,18 @@
 mod gate;
 #[path = "../src/store/group_commit.rs"]
 mod group_commit;
-
-/// The primitives that both use in this test.
-mod sync {
-    pub(crate) use shuttle::sync::atomic::{AtomicU64, Ordering};
-    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
-
-    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-        mutex.lock().unwrap()
-    }
-
-    pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        condvar.wait(guard).unwrap()
-    }
-
-    /// The model has no clock. A brief wait lets any other thread run.
-    pub(crate) fn wait_briefly<'a, T>(
-        _condvar: &Condvar,
-        mutex: &'a Mutex<T>,
-        guard: MutexGuard<'a, T>,
-    ) -> MutexGuard<'a, T> {
-        drop(guard);
-        shuttle::thread::yield_now();
-        lock(mutex)
-    }
-}
+#[path = "model/schedules.rs"]
+mod schedules;
+#[path = "model/sync.rs"]
+mod sync;
 
 use std::sync::Arc;
 
 use gate::Gate;
 use group_commit::GroupCommit;
+use schedules::check;
 use shuttle::thread;
 use sync::{AtomicU64, Ordering};
-
-fn check(scenario: impl Fn() + Send + Sync + 'static) {
-    let schedules = std::env::var("VELLUM_MODEL_SCHEDULES").ok().and_then(|n| n.parse().ok());
-    let schedules = schedules.unwrap_or(1_000);
-    let scenario = Arc::new(scenario);
-    let (random, pct) = (scenario.clone(), scenario);
-    shuttle::check_random(move || random(), schedules);
-    shuttle::check_pct(move || pct(), schedules, 3);
-}
 
 /// A point at which another thread may run. `yield_now` would not do: it makes the thread the last
 /// in the order of PCT's schedules, so the thread might never run on.

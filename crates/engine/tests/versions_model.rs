@@ -15,6 +15,10 @@ mod key;
 #[path = "../src/planted.rs"]
 #[allow(dead_code)]
 mod planted;
+#[path = "model/schedules.rs"]
+mod schedules;
+#[path = "model/sync.rs"]
+mod sync;
 #[path = "../src/versions/mod.rs"]
 #[allow(dead_code, unused_imports)]
 mod versions;
@@ -31,41 +35,6 @@ mod page {
     }
 }
 
-/// The primitives that versions use in this test.
-mod sync {
-    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-    pub(crate) use shuttle::sync::{
-        Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
-    };
-
-    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-        mutex.lock().unwrap()
-    }
-
-    pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-        lock.read().unwrap()
-    }
-
-    pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-        lock.write().unwrap()
-    }
-
-    pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        condvar.wait(guard).unwrap()
-    }
-
-    /// The model has no clock. A brief wait lets any other thread run.
-    pub(crate) fn wait_briefly<'a, T>(
-        _condvar: &Condvar,
-        mutex: &'a Mutex<T>,
-        guard: MutexGuard<'a, T>,
-    ) -> MutexGuard<'a, T> {
-        drop(guard);
-        shuttle::thread::yield_now();
-        lock(mutex)
-    }
-}
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -74,22 +43,9 @@ use shuttle::thread;
 
 use gate::Gate;
 use key::Key;
+use schedules::{check, check_with};
 use sync::{AtomicBool, Ordering, RwLock, read, write};
 use versions::{Old, OldValue, ReadSet, Replaced, Seen, Validation, Versions};
-
-fn check(scenario: impl Fn() + Send + Sync + 'static) {
-    check_with(3, scenario);
-}
-
-/// Up to `depth - 1` preemptions in each schedule of the second kind.
-fn check_with(depth: usize, scenario: impl Fn() + Send + Sync + 'static) {
-    let schedules = std::env::var("VELLUM_MODEL_SCHEDULES").ok().and_then(|n| n.parse().ok());
-    let schedules = schedules.unwrap_or(1_000);
-    let scenario = Arc::new(scenario);
-    let (random, pct) = (scenario.clone(), scenario);
-    shuttle::check_random(move || random(), schedules);
-    shuttle::check_pct(move || pct(), schedules, depth);
-}
 
 use Read::{All, One};
 
