@@ -27,7 +27,8 @@ pub(crate) struct Views {
     are_kept: AtomicBool,
     /// The time of the newest change that kept old values.
     now: AtomicU64,
-    /// The number of views that have begun. It grows before a view takes its time.
+    /// The number of views that have begun. It grows after a view has taken its time, before the
+    /// lock of this list is released.
     begun: AtomicU64,
     /// The number of views.
     open: AtomicU64,
@@ -129,10 +130,11 @@ impl Views {
     fn add(&self, times: &mut BTreeMap<Time, SameTime>) -> Time {
         self.idle.store(0, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::SeqCst);
-        // Before the view takes its time, and before it reads any page.
+        let now = self.now();
+        // After the view has its time: so a change that counts this view, and then takes its time,
+        // comes after what the view sees. Before the view reads any page.
         self.begun.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let now = self.now();
         if times.is_empty() {
             self.oldest.store(now, Ordering::Release);
         }
