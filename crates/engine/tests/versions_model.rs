@@ -141,8 +141,9 @@ impl Scene {
                         let page = read(&self.leaves[entry]).last().copied().unwrap_or(0);
                         let key = key(entry);
                         let bounds = (Bound::Included(&key[..]), Bound::Included(&key[..]));
-                        let found = self.versions.range_at(TREE, bounds, view).versions;
-                        let old = found.first().map(|(_, old)| writer_of(old));
+                        let found = self.versions.range_at(TREE, bounds, view);
+                        let page = if found.is_hidden { 0 } else { page };
+                        let old = found.versions.first().map(|(_, old)| writer_of(old));
                         seen.push((entry, old.unwrap_or(page)));
                     }
                     set.note_range(TREE, everything);
@@ -208,6 +209,16 @@ impl Scene {
         writers.push(id);
         drop((writers, permit));
         self.done.lock().unwrap().insert(id, Done { after, reads: Vec::new() });
+    }
+
+    /// A bulk load, which fills the tree with one entry.
+    fn load(&self, id: Writer, entry: usize) {
+        let _permit = self.gate.begin_change();
+        let mut writers = write(&self.leaves[entry]);
+        if self.versions.are_kept() {
+            self.versions.keep_load(TREE);
+        }
+        writers.push(id);
     }
 
     /// Asserts that there is an order in which all that has committed may have run.
@@ -418,4 +429,64 @@ fn what_fails_leaves_nothing() {
             |scene| scene.put(5, 1),
         ]);
     });
+}
+
+#[test]
+fn a_put_amid_a_transaction_is_not_lost() {
+    check_with(4, || {
+        let scene = Arc::new(Scene::new());
+        let view = scene.begin_view();
+        run_on(
+            &scene,
+            &[
+                |scene| {
+                    scene.put(1, 0);
+                    scene.put(2, 0);
+                },
+                |scene| scene.transaction(3, &[One(0)], &[0]),
+            ],
+        );
+        scene.versions.end_view(view, false, &mut Vec::new());
+        assert_eq!(scene.versions.bytes(), 0);
+    });
+}
+
+/// While a view reads, other changes of the tree come. The view sees the first of these.
+fn check_load(before: &'static [Writer], changes: Body, expected: Writer) {
+    check(move || {
+        let scene = Arc::new(Scene::new());
+        let first = scene.begin_view();
+        before.iter().for_each(|id| scene.put(*id, 0));
+        let view = scene.begin_view();
+        // A change of another tree, so that the view looks for old values.
+        let other = Replaced { tree: TREE + 1, key: key(0), old: None };
+        scene.versions.keep(vec![other], |_| {}, &mut vec![]);
+        let changing = scene.clone();
+        let thread = thread::spawn(move || changes(&changing));
+        assert_eq!(scene.read_one(view, 0), expected);
+        let seen = scene.read(view, &[All], &mut ReadSet::new(1000));
+        assert_eq!(seen, [(0, expected), (1, 0), (2, 0)]);
+        thread.join().unwrap();
+        [first, view].iter().for_each(|view| scene.versions.end_view(*view, false, &mut vec![]));
+        assert_eq!(scene.versions.bytes(), 0);
+    });
+}
+
+#[test]
+fn a_view_sees_what_was_there_before_a_load() {
+    let clear_and_load: Body = |scene| {
+        scene.put(2, 0);
+        scene.load(3, 0);
+    };
+    check_load(&[1], clear_and_load, 1);
+}
+
+#[test]
+fn a_view_sees_nothing_of_a_load_that_goes_again() {
+    let load_and_clear: Body = |scene| {
+        scene.load(1, 0);
+        scene.put(2, 0);
+        scene.load(3, 0);
+    };
+    check_load(&[], load_and_clear, 0);
 }

@@ -31,8 +31,11 @@ const RECLAIMED_PER_CHANGE: usize = 8;
 /// So many are dropped at once when a view ends, before other threads have their turn.
 const RECLAIMED_AT_ONCE: usize = 256;
 
-/// While a view is left, its fellows leave so many chains for changes to drop.
+/// While a view is left, its fellows leave so many chains, and so many bytes of old values, for
+/// changes to drop. It is less than old values may take: a store that is full of them allows no
+/// change.
 const LEFT: u64 = 1024;
+const LEFT_BYTES: u64 = 1 << 20;
 
 /// A part keeps the memory of a tree that has no chains, if it has so many trees at most.
 const EMPTY_TREES: usize = 16;
@@ -113,6 +116,14 @@ impl Chains {
     /// The memory that old values take, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The number of chains, by two counts, which are the same when no change is under way.
+    #[cfg(test)]
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let counted = self.parts.iter().map(|part| part.chains.load(Ordering::SeqCst)).sum();
+        let queued = self.parts.iter().map(|part| read(&part.part).queue.len() as u64).sum();
+        (counted, queued)
     }
 
     /// Locks the parts of these entries, of which each may get a chain.
@@ -202,8 +213,11 @@ impl Chains {
     /// there `are_views` left, changes drop them, unless they are many. Adds the blobs that no
     /// version needs any more to `unpinned`.
     pub(crate) fn reclaim(&self, oldest: Time, are_views: bool, unpinned: &mut Vec<BlobRef>) {
-        let few =
-            || self.filled().map(|part| part.chains.load(Ordering::Relaxed)).sum::<u64>() <= LEFT;
+        let few = || {
+            self.bytes() <= LEFT_BYTES
+                && self.filled().map(|part| part.chains.load(Ordering::Relaxed)).sum::<u64>()
+                    <= LEFT
+        };
         if are_views && self.blobs.load(Ordering::Relaxed) == 0 && few() {
             return;
         }
@@ -335,6 +349,25 @@ impl LockedParts<'_> {
             all.dropped(key, &old, unpinned);
         }
         chain.newest = chain.before;
+        if chain.newest == 0 {
+            // The change had made the chain. It is near the end of the queue, and may be many.
+            self.remove_new_chain(time, entry, *tree, key);
+        }
+    }
+
+    fn remove_new_chain(&mut self, time: Time, entry: EntryHash, tree: u32, key: &Key) {
+        let Some(part) = &mut self.parts[entry.other_place(PARTS)] else { return };
+        let Some(chains) = part.trees.get_mut(&tree) else { return };
+        chains.remove(key);
+        if chains.is_empty() && part.trees.len() > EMPTY_TREES {
+            part.trees.remove(&tree);
+        }
+        let mut newest = part.queue.iter().rev().take_while(|(at, ..)| *at >= time);
+        let back = newest.position(|(_, id, other)| *id == tree && other == key);
+        if let Some(place) = back.map(|back| part.queue.len() - 1 - back) {
+            part.queue.remove(place);
+        }
+        self.chains.parts[entry.other_place(PARTS)].chains.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Drops some versions that no view needs, in the parts that are locked.

@@ -268,7 +268,8 @@ impl Versions {
         let time = self.put(&mut replaced, &entries, Some(validation.time), pin, unpinned);
         self.validate(validation, time).inspect_err(|Conflicting| {
             let mut parts = self.chains.lock(&entries);
-            for (entry, replaced) in entries.iter().zip(&replaced) {
+            // Backwards: the newest chains are at the end of their queue.
+            for (entry, replaced) in entries.iter().zip(&replaced).rev() {
                 parts.take_back(time, *entry, replaced, unpinned);
             }
         })
@@ -361,11 +362,18 @@ impl Versions {
             return Seen::Page;
         }
         let entry = self.hasher.hash(tree, key);
+        // The load first: without one the caller has read a page from before any load, which holds
+        // if there is no old value either.
+        let load = self.loads.after(tree, time);
         let old = match self.changed.may_be_after(time, entry) {
             true => self.chains.at(entry, tree, key, time),
             false => None,
         };
-        seen(old, self.loads.after(tree, time))
+        match (old, load) {
+            (None, None) => Seen::Page,
+            (None, Some(_)) => Seen::Version(None),
+            (Some(old), _) => Seen::Version(seen(old, self.loads.after(tree, time))),
+        }
     }
 
     /// What a view sees of a range of keys. The caller has read the page before.
@@ -378,14 +386,13 @@ impl Versions {
         if self.now() <= time || !is_range(bounds) {
             return SeenRange::default();
         }
+        // As in `at`.
+        let is_hidden = self.loads.after(tree, time).is_some();
+        let old = self.chains.range_at(tree, bounds, time);
         let load = self.loads.after(tree, time);
-        let old = self.chains.range_at(tree, bounds, time).into_iter();
         let versions =
-            old.filter_map(|(key, replaced, old)| match seen(Some((replaced, old)), load) {
-                Seen::Version(old) => Some((key, old)),
-                Seen::Page => None,
-            });
-        SeenRange { versions: versions.collect(), is_hidden: load.is_some() }
+            old.into_iter().map(|(key, replaced, old)| (key, seen((replaced, old), load)));
+        SeenRange { versions: versions.collect(), is_hidden }
     }
 
     /// Whether there is a view of an earlier time.
@@ -398,20 +405,25 @@ impl Versions {
         self.views.stat()
     }
 
+    /// The number of chains, by two counts.
+    #[cfg(test)]
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        self.chains.counts()
+    }
+
     /// The memory that old values take, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.chains.bytes()
     }
 }
 
-/// What a view sees of an entry: of the first change and the first load after its time, what came
-/// first decides.
-fn seen(old: Option<(Time, Old)>, load: Option<Time>) -> Seen {
-    match (old, load) {
-        (Some((replaced, _)), Some(load)) if load < replaced => Seen::Version(None),
-        (Some((_, old)), _) => Seen::Version(old),
-        (None, Some(_)) => Seen::Version(None),
-        (None, None) => Seen::Page,
+/// What a view sees of an entry that has an old value: of the first change and the first load after
+/// its time, what came first decides. The load was looked for after the change was found, so a load
+/// before the change was found, too.
+fn seen((replaced, old): (Time, Old), load: Option<Time>) -> Old {
+    match load {
+        Some(load) if load < replaced => None,
+        _ => old,
     }
 }
 

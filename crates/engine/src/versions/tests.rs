@@ -1,9 +1,13 @@
 //! The tables of versions. `tests/versions_model.rs` compiles their files with other primitives, so
 //! these tests stand apart.
 
+use crate::key::Key;
+use crate::store::gate::Gate;
+use crate::sync::AtomicBool;
 use crate::versions::changed::ChangeTimes;
 use crate::versions::entry::EntryHasher;
 use crate::versions::noted::NotedEntries;
+use crate::versions::{Conflicting, ReadSet, Replaced, Validation, Versions};
 
 #[test]
 fn a_place_has_the_newest_time_of_its_entries() {
@@ -38,4 +42,26 @@ fn an_entry_is_noted_for_its_tree_and_its_views() {
     }
     let left = (0..100_000_u32).filter(|number| has(1, &number.to_be_bytes(), 7));
     assert!((2000..=4096).contains(&left.count()));
+}
+
+/// Nobody counts the memory of a chain without old values, so none may stay while a view lives.
+#[test]
+fn a_commit_that_fails_leaves_no_chain() {
+    let (gate, versions) = (Gate::default(), Versions::new(1 << 20));
+    let held = versions.begin_view(&gate.freeze());
+    let view = versions.try_begin_view().unwrap();
+    let replaced = |key: &[u8]| Replaced { tree: 1, key: Key::from(key), old: None };
+    versions.keep(vec![replaced(b"read")], |_| {}, &mut vec![]);
+    assert_eq!(versions.counts(), (1, 1));
+    let (mut reads, has_ended) = (ReadSet::new(1000), AtomicBool::new(false));
+    reads.note_key(1, b"read");
+    let validation = Validation { time: view, reads: &reads, has_ended: &has_ended };
+    let changes = (0..1000_u32).map(|key| replaced(&key.to_be_bytes()));
+    let changes = changes.chain([replaced(b"read")]).collect();
+    let kept = versions.keep_unless_conflicting(validation, changes, |_| {}, &mut vec![]);
+    assert_eq!(kept, Err(Conflicting));
+    assert_eq!(versions.counts(), (1, 1));
+    versions.end_view(view, false, &mut vec![]);
+    versions.end_view(held, false, &mut vec![]);
+    assert_eq!((versions.counts(), versions.bytes()), ((0, 0), 0));
 }
