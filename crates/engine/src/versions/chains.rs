@@ -87,6 +87,50 @@ struct Part {
     queue: VecDeque<(Time, u32, Key)>,
 }
 
+impl Part {
+    /// Drops the versions of up to `most` entries that no view needs. Returns whether there may be
+    /// more. `count` is the number of chains.
+    fn reclaim(
+        &mut self,
+        most: usize,
+        oldest: Time,
+        count: &AtomicU64,
+        tally: &mut Tally,
+        unpinned: &mut Vec<BlobRef>,
+    ) -> bool {
+        for _ in 0..most {
+            match self.queue.front() {
+                Some((time, ..)) if *time <= oldest => {}
+                _ => return false,
+            }
+            let Some((_, id, key)) = self.queue.pop_front() else { return false };
+            let Some(chains) = self.trees.get_mut(&id) else { continue };
+            let Entry::Occupied(mut found) = chains.entry(key) else { continue };
+            let oldest = oldest + Time::from(is_planted(StoreBug::LostVersion));
+            let newest = found.get().newest;
+            // As long as a view is older than the newest change, a validation needs the chain.
+            if newest > oldest {
+                let key = found.key().clone();
+                let chain = found.get_mut();
+                let needless = chain.old.partition_point(|(replaced, _)| *replaced <= oldest);
+                for (_, old) in chain.old.drain(..needless) {
+                    tally.dropped(&key, &old, unpinned);
+                }
+                let last = self.queue.back().map_or(newest, |(time, ..)| newest.max(*time));
+                self.queue.push_back((last, id, key));
+                continue;
+            }
+            let (key, chain) = found.remove_entry();
+            chain.old.iter().for_each(|(_, old)| tally.dropped(&key, old, unpinned));
+            if chains.is_empty() && self.trees.len() > EMPTY_TREES {
+                self.trees.remove(&id);
+            }
+            count.fetch_sub(1, Ordering::SeqCst);
+        }
+        true
+    }
+}
+
 /// A part with its lock, in memory that it shares with no other part.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -106,9 +150,34 @@ pub(crate) struct Chains {
     blobs: AtomicU64,
 }
 
+/// What a thread has kept and dropped: counted for itself, and then for all at once, because
+/// threads share the counters.
+#[derive(Debug, Default)]
+struct Tally {
+    /// Modulo 2 to the power of 64.
+    bytes: u64,
+    blobs: u64,
+}
+
+impl Tally {
+    fn kept(&mut self, key: &[u8], old: &Old) {
+        self.bytes = self.bytes.wrapping_add(size_of(key, old));
+        self.blobs = self.blobs.wrapping_add(u64::from(matches!(old, Some(OldValue::Blob(_)))));
+    }
+
+    fn dropped(&mut self, key: &[u8], old: &Old, unpinned: &mut Vec<BlobRef>) {
+        self.bytes = self.bytes.wrapping_sub(size_of(key, old));
+        if let Some(OldValue::Blob(blob)) = old {
+            self.blobs = self.blobs.wrapping_sub(1);
+            unpinned.push(*blob);
+        }
+    }
+}
+
 /// The parts that a change has locked.
 pub(crate) struct LockedParts<'c> {
     chains: &'c Chains,
+    tally: Tally,
     parts: [Option<RwLockWriteGuard<'c, Part>>; PARTS],
 }
 
@@ -137,7 +206,7 @@ impl Chains {
                 part.chains.fetch_add(count, Ordering::SeqCst);
             }
         }
-        LockedParts { chains: self, parts }
+        LockedParts { chains: self, tally: Tally::default(), parts }
     }
 
     /// What a view of `time` sees of an entry, if that is not what the page has, and the time of
@@ -223,71 +292,29 @@ impl Chains {
         }
         for part in self.filled() {
             // In portions, so that changes do not wait for all of it.
-            while self.reclaim_some(
-                part,
-                &mut write(&part.part),
-                RECLAIMED_AT_ONCE,
-                oldest,
-                unpinned,
-            ) {}
+            let mut is_more = true;
+            while is_more {
+                let (mut locked, mut tally) = (write(&part.part), Tally::default());
+                is_more =
+                    locked.reclaim(RECLAIMED_AT_ONCE, oldest, &part.chains, &mut tally, unpinned);
+                self.count(&tally);
+            }
         }
     }
 
-    /// Drops the versions of up to `most` entries that no view needs. Returns whether there may be
-    /// more.
-    fn reclaim_some(
-        &self,
-        locked: &LockedPart,
-        part: &mut Part,
-        most: usize,
-        oldest: Time,
-        unpinned: &mut Vec<BlobRef>,
-    ) -> bool {
-        for _ in 0..most {
-            match part.queue.front() {
-                Some((time, ..)) if *time <= oldest => {}
-                _ => return false,
-            }
-            let Some((_, id, key)) = part.queue.pop_front() else { return false };
-            let Some(chains) = part.trees.get_mut(&id) else { continue };
-            let Entry::Occupied(mut found) = chains.entry(key) else { continue };
-            let oldest = oldest + Time::from(is_planted(StoreBug::LostVersion));
-            let newest = found.get().newest;
-            // As long as a view is older than the newest change, a validation needs the chain.
-            if newest > oldest {
-                let key = found.key().clone();
-                let chain = found.get_mut();
-                let needless = chain.old.partition_point(|(replaced, _)| *replaced <= oldest);
-                for (_, old) in chain.old.drain(..needless) {
-                    self.dropped(&key, &old, unpinned);
-                }
-                let last = part.queue.back().map_or(newest, |(time, ..)| newest.max(*time));
-                part.queue.push_back((last, id, key));
-                continue;
-            }
-            let (key, chain) = found.remove_entry();
-            chain.old.iter().for_each(|(_, old)| self.dropped(&key, old, unpinned));
-            if chains.is_empty() && part.trees.len() > EMPTY_TREES {
-                part.trees.remove(&id);
-            }
-            locked.chains.fetch_sub(1, Ordering::SeqCst);
+    fn count(&self, tally: &Tally) {
+        if tally.bytes != 0 {
+            self.bytes.fetch_add(tally.bytes, Ordering::Relaxed);
         }
-        true
-    }
-
-    fn kept(&self, key: &[u8], old: &Old) {
-        self.bytes.fetch_add(size_of(key, old), Ordering::Relaxed);
-        if let Some(OldValue::Blob(_)) = old {
-            self.blobs.fetch_add(1, Ordering::Relaxed);
+        if tally.blobs != 0 {
+            self.blobs.fetch_add(tally.blobs, Ordering::Relaxed);
         }
     }
+}
 
-    fn dropped(&self, key: &[u8], old: &Old, unpinned: &mut Vec<BlobRef>) {
-        self.bytes.fetch_sub(size_of(key, old), Ordering::Relaxed);
-        if let Some(OldValue::Blob(blob)) = old {
-            self.blobs.fetch_sub(1, Ordering::Relaxed);
-            unpinned.push(*blob);
-        }
+impl Drop for LockedParts<'_> {
+    fn drop(&mut self) {
+        self.chains.count(&self.tally);
     }
 }
 
@@ -303,7 +330,7 @@ impl LockedParts<'_> {
         pin: impl FnOnce(BlobRef),
         unpinned: &mut Vec<BlobRef>,
     ) {
-        let (all, locked) = (self.chains, &self.chains.parts[entry.other_place(PARTS)]);
+        let (tally, locked) = (&mut self.tally, &self.chains.parts[entry.other_place(PARTS)]);
         let Some(part) = &mut self.parts[entry.other_place(PARTS)] else { return };
         let chains = part.trees.entry(*tree).or_default();
         let mut is_new = false;
@@ -311,11 +338,11 @@ impl LockedParts<'_> {
             is_new = true;
             Chain::default()
         });
-        chain.drop_unseen(views, |old| all.dropped(key, &old, unpinned));
+        chain.drop_unseen(views, |old| tally.dropped(key, &old, unpinned));
         // Only a view that is younger than the last change of the entry sees the old value.
         if views.any_in(chain.newest, time) {
             let old = old.take();
-            all.kept(key, &old);
+            tally.kept(key, &old);
             if let Some(OldValue::Blob(blob)) = &old {
                 pin(*blob);
             }
@@ -337,7 +364,7 @@ impl LockedParts<'_> {
         Replaced { tree, key, .. }: &Replaced,
         unpinned: &mut Vec<BlobRef>,
     ) {
-        let (all, locked) = (self.chains, &self.chains.parts[entry.other_place(PARTS)]);
+        let (tally, locked) = (&mut self.tally, &self.chains.parts[entry.other_place(PARTS)]);
         // The change had counted a chain when it locked the part.
         locked.chains.fetch_sub(1, Ordering::SeqCst);
         let Some(part) = &mut self.parts[entry.other_place(PARTS)] else { return };
@@ -346,7 +373,7 @@ impl LockedParts<'_> {
         if chain.old.last().is_some_and(|(replaced, _)| *replaced == time)
             && let Some((_, old)) = chain.old.pop()
         {
-            all.dropped(key, &old, unpinned);
+            tally.dropped(key, &old, unpinned);
         }
         chain.newest = chain.before;
         if chain.newest == 0 {
@@ -374,7 +401,8 @@ impl LockedParts<'_> {
     pub(crate) fn reclaim(&mut self, oldest: Time, unpinned: &mut Vec<BlobRef>) {
         for (locked, part) in self.chains.parts.iter().zip(&mut self.parts) {
             if let Some(part) = part {
-                self.chains.reclaim_some(locked, part, RECLAIMED_PER_CHANGE, oldest, unpinned);
+                let (count, tally) = (&locked.chains, &mut self.tally);
+                part.reclaim(RECLAIMED_PER_CHANGE, oldest, count, tally, unpinned);
             }
         }
     }
