@@ -12,6 +12,32 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// So often a thread tries a lock that others hold for less than a microsecond, before it sleeps.
+const TRIES: u32 = 300;
+
+/// As [`lock`], for a mutex that no thread holds for long. A thread that sleeps takes longer to
+/// wake up than to wait.
+pub(crate) fn lock_soon<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    for _ in 0..TRIES {
+        if let Ok(guard) = mutex.try_lock() {
+            return guard;
+        }
+        std::hint::spin_loop();
+    }
+    lock(mutex)
+}
+
+/// As [`write`], for a lock that no thread holds for long.
+pub(crate) fn write_soon<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    for _ in 0..TRIES {
+        if let Ok(guard) = lock.try_write() {
+            return guard;
+        }
+        std::hint::spin_loop();
+    }
+    write(lock)
+}
+
 /// Locks the lock with other readers, even if a thread panicked while it held the lock.
 pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)

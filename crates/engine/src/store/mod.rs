@@ -317,7 +317,7 @@ impl Store {
             clean: header.clean && !core.pages.is_changed(),
             views,
             oldest_view,
-            version_bytes: core.pages.versions.bytes(),
+            version_bytes: core.pages.version_bytes(),
         })
     }
 

@@ -339,6 +339,14 @@ impl PageStore {
         }
     }
 
+    /// The memory, in bytes, that old values take which a view needs.
+    pub(crate) fn version_bytes(&self) -> u64 {
+        let mut unpinned = Vec::new();
+        self.versions.reclaim(&mut unpinned);
+        self.unpin(&unpinned);
+        self.versions.bytes()
+    }
+
     /// Begins a change with exclusive use of the store.
     pub(crate) fn change_exclusively<'a>(
         &'a self,

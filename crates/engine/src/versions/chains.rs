@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::key::Key;
 use crate::page::blob::BlobRef;
 use crate::planted::{StoreBug, is_planted};
-use crate::sync::{AtomicU64, Ordering, RwLock, RwLockWriteGuard, read, write};
+use crate::sync::{AtomicU64, Ordering, RwLock, RwLockWriteGuard, read, write_soon};
 use crate::versions::entry::{EntryHash, Old, OldValue, Replaced, Time, size_of};
 use crate::versions::views::FoundViews;
 
@@ -31,9 +31,8 @@ const RECLAIMED_PER_CHANGE: usize = 8;
 /// So many are dropped at once when a view ends, before other threads have their turn.
 const RECLAIMED_AT_ONCE: usize = 256;
 
-/// While a view is left, its fellows leave so many chains, and so many bytes of old values, for
-/// changes to drop. It is less than old values may take: a store that is full of them allows no
-/// change.
+/// A view that ends leaves so many chains, and so many bytes of old values, for changes to drop. It
+/// is less than old values may take: a store that is full of them allows no change.
 const LEFT: u64 = 1024;
 const LEFT_BYTES: u64 = 1 << 20;
 
@@ -126,6 +125,7 @@ impl Part {
                 self.trees.remove(&id);
             }
             count.fetch_sub(1, Ordering::SeqCst);
+            tally.chains = tally.chains.wrapping_sub(1);
         }
         true
     }
@@ -148,15 +148,18 @@ pub(crate) struct Chains {
     bytes: AtomicU64,
     /// The number of old values that are blobs.
     blobs: AtomicU64,
+    /// The number of chains.
+    count: AtomicU64,
 }
 
 /// What a thread has kept and dropped: counted for itself, and then for all at once, because
 /// threads share the counters.
 #[derive(Debug, Default)]
 struct Tally {
-    /// Modulo 2 to the power of 64.
+    /// Modulo 2 to the power of 64, as the others.
     bytes: u64,
     blobs: u64,
+    chains: u64,
 }
 
 impl Tally {
@@ -202,7 +205,7 @@ impl Chains {
         let mut parts = [const { None }; PARTS];
         for ((place, part), count) in parts.iter_mut().zip(&self.parts).zip(counts) {
             if count > 0 {
-                *place = Some(write(&part.part));
+                *place = Some(write_soon(&part.part));
                 part.chains.fetch_add(count, Ordering::SeqCst);
             }
         }
@@ -278,23 +281,21 @@ impl Chains {
         self.parts.iter().filter(|part| part.chains.load(Ordering::SeqCst) > 0)
     }
 
-    /// A view has ended, and none is older than `oldest`: drops the versions that no view needs. If
-    /// there `are_views` left, changes drop them, unless they are many. Adds the blobs that no
+    /// Whether the old values are so few that changes may drop them.
+    pub(crate) fn are_few(&self) -> bool {
+        self.bytes() <= LEFT_BYTES
+            && self.count.load(Ordering::Relaxed) <= LEFT
+            && self.blobs.load(Ordering::Relaxed) == 0
+    }
+
+    /// Drops the versions that no view needs: none is older than `oldest`. Adds the blobs that no
     /// version needs any more to `unpinned`.
-    pub(crate) fn reclaim(&self, oldest: Time, are_views: bool, unpinned: &mut Vec<BlobRef>) {
-        let few = || {
-            self.bytes() <= LEFT_BYTES
-                && self.filled().map(|part| part.chains.load(Ordering::Relaxed)).sum::<u64>()
-                    <= LEFT
-        };
-        if are_views && self.blobs.load(Ordering::Relaxed) == 0 && few() {
-            return;
-        }
+    pub(crate) fn reclaim(&self, oldest: Time, unpinned: &mut Vec<BlobRef>) {
         for part in self.filled() {
             // In portions, so that changes do not wait for all of it.
             let mut is_more = true;
             while is_more {
-                let (mut locked, mut tally) = (write(&part.part), Tally::default());
+                let (mut locked, mut tally) = (write_soon(&part.part), Tally::default());
                 is_more =
                     locked.reclaim(RECLAIMED_AT_ONCE, oldest, &part.chains, &mut tally, unpinned);
                 self.count(&tally);
@@ -308,6 +309,9 @@ impl Chains {
         }
         if tally.blobs != 0 {
             self.blobs.fetch_add(tally.blobs, Ordering::Relaxed);
+        }
+        if tally.chains != 0 {
+            self.count.fetch_add(tally.chains, Ordering::Relaxed);
         }
     }
 }
@@ -350,7 +354,10 @@ impl LockedParts<'_> {
         }
         chain.before = std::mem::replace(&mut chain.newest, time);
         match is_new {
-            true => part.queue.push_back((time, *tree, key.clone())),
+            true => {
+                tally.chains = tally.chains.wrapping_add(1);
+                part.queue.push_back((time, *tree, key.clone()));
+            }
             false => drop(locked.chains.fetch_sub(1, Ordering::SeqCst)),
         }
     }
@@ -395,6 +402,7 @@ impl LockedParts<'_> {
             part.queue.remove(place);
         }
         self.chains.parts[entry.other_place(PARTS)].chains.fetch_sub(1, Ordering::SeqCst);
+        self.tally.chains = self.tally.chains.wrapping_sub(1);
     }
 
     /// Drops some versions that no view needs, in the parts that are locked.

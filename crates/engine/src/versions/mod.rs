@@ -176,16 +176,21 @@ impl Versions {
         self.views.begin()
     }
 
-    /// Ends a view, and drops what only that view needed. Adds the blobs that no version needs any
-    /// more to `unpinned`. A view that `has_ended` in a commit has only left something to drop.
+    /// Ends a view, and drops what only that view needed, unless that is little. Adds the blobs
+    /// that no version needs any more to `unpinned`. Of a view that `has_ended` in a commit, only
+    /// the dropping is left.
     pub(crate) fn end_view(&self, time: Time, has_ended: bool, unpinned: &mut Vec<BlobRef>) {
         if !has_ended {
             self.views.end(time);
         }
-        let (oldest, are_views) = (self.views.oldest(), self.views.open() > 0);
-        if oldest > time || !are_views {
-            self.chains.reclaim(oldest, are_views, unpinned);
+        if !self.chains.are_few() {
+            self.reclaim(unpinned);
         }
+    }
+
+    /// Drops all that no view needs. Adds the blobs that no version needs any more to `unpinned`.
+    pub(crate) fn reclaim(&self, unpinned: &mut Vec<BlobRef>) {
+        self.chains.reclaim(self.views.oldest(), unpinned);
     }
 
     /// Whether a change of this entry has nothing to keep: there is no view, or another change was

@@ -63,5 +63,6 @@ fn a_commit_that_fails_leaves_no_chain() {
     assert_eq!(versions.counts(), (1, 1));
     versions.end_view(view, false, &mut vec![]);
     versions.end_view(held, false, &mut vec![]);
+    versions.reclaim(&mut vec![]);
     assert_eq!((versions.counts(), versions.bytes()), ((0, 0), 0));
 }

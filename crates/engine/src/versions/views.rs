@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock_soon};
 use crate::versions::entry::Time;
 
 /// So many changes without a view are made before changes keep nothing any more. Then the next view
@@ -20,13 +20,18 @@ const IDLE_CHANGES: u64 = 1000;
 /// A change copies the times of so many views. If there are more, it keeps the lock of the list.
 const VIEWS_COPIED: usize = 16;
 
+/// Memory that shares no cache line with its neighbours.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Apart<T>(T);
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Views {
     /// Whether changes keep old values. It becomes true only while no change is under way.
     are_kept: AtomicBool,
     /// The time of the newest change that kept old values.
-    now: AtomicU64,
+    now: Apart<AtomicU64>,
     /// Twice the number of views that have begun, and one more while a view takes its time.
     begun: AtomicU64,
     /// The number of views.
@@ -35,7 +40,7 @@ pub(crate) struct Views {
     oldest: AtomicU64,
     /// The number of changes since there was a view.
     idle: AtomicU64,
-    times: Mutex<BTreeMap<Time, SameTime>>,
+    times: Apart<Mutex<BTreeMap<Time, SameTime>>>,
 }
 
 /// The views of one time.
@@ -69,12 +74,12 @@ impl Views {
     pub(crate) fn new() -> Views {
         Views {
             are_kept: AtomicBool::new(false),
-            now: AtomicU64::new(0),
+            now: Apart(AtomicU64::new(0)),
             begun: AtomicU64::new(0),
             open: AtomicU64::new(0),
             oldest: AtomicU64::new(0),
             idle: AtomicU64::new(0),
-            times: Mutex::new(BTreeMap::new()),
+            times: Apart(Mutex::new(BTreeMap::new())),
         }
     }
 
@@ -89,13 +94,13 @@ impl Views {
     /// sees what the pages have.
     #[inline]
     pub(crate) fn now(&self) -> Time {
-        self.now.load(Ordering::SeqCst)
+        self.now.0.load(Ordering::SeqCst)
     }
 
     /// The time of a change that keeps old values. A view of this time sees the change, because it
     /// waits for the locks of the leaves, which the caller holds.
     pub(crate) fn next_time(&self) -> Time {
-        self.now.fetch_add(1, Ordering::SeqCst) + 1
+        self.now.0.fetch_add(1, Ordering::SeqCst) + 1
     }
 
     /// The number of views.
@@ -116,19 +121,21 @@ impl Views {
 
     /// Begins a view of now, if changes keep old values already.
     pub(crate) fn try_begin(&self) -> Option<Time> {
-        let mut times = lock(&self.times);
+        let mut times = lock_soon(&self.times.0);
         self.are_kept().then(|| self.add(&mut times))
     }
 
     /// Begins a view of now. No change is under way.
     pub(crate) fn begin(&self) -> Time {
-        let mut times = lock(&self.times);
+        let mut times = lock_soon(&self.times.0);
         self.are_kept.store(true, Ordering::Relaxed);
         self.add(&mut times)
     }
 
     fn add(&self, times: &mut BTreeMap<Time, SameTime>) -> Time {
-        self.idle.store(0, Ordering::Relaxed);
+        if self.idle.load(Ordering::Relaxed) > 0 {
+            self.idle.store(0, Ordering::Relaxed);
+        }
         self.open.fetch_add(1, Ordering::SeqCst);
         // All of this before the view reads any page.
         self.begun.fetch_add(1, Ordering::SeqCst);
@@ -145,7 +152,7 @@ impl Views {
 
     /// Ends a view.
     pub(crate) fn end(&self, time: Time) {
-        let mut times = lock(&self.times);
+        let mut times = lock_soon(&self.times.0);
         let Some(same) = times.get_mut(&time) else { return };
         self.open.fetch_sub(1, Ordering::SeqCst);
         same.count -= 1;
@@ -159,7 +166,7 @@ impl Views {
     /// The views, after the caller has taken a time for its change. Leaves out one view of the time
     /// `own`, if there are few. Those of later times are of no interest, and may be missing.
     pub(crate) fn find(&self, own: Option<Time>) -> FoundViews<'_> {
-        let times = lock(&self.times);
+        let times = lock_soon(&self.times.0);
         if times.len() > VIEWS_COPIED {
             return FoundViews::Many(times);
         }
@@ -170,7 +177,7 @@ impl Views {
     /// Whether changes keep old values still. If there is no view, they keep nothing from now on:
     /// the caller has exclusive use of the store, and a view that begins now waits for it.
     pub(crate) fn are_needed(&self) -> bool {
-        let times = lock(&self.times);
+        let times = lock_soon(&self.times.0);
         if times.is_empty() {
             self.are_kept.store(false, Ordering::Relaxed);
         }
@@ -186,12 +193,12 @@ impl Views {
 
     /// Whether there is a view of an earlier time.
     pub(crate) fn has_before(&self, time: Time) -> bool {
-        lock(&self.times).keys().next().is_some_and(|oldest| *oldest < time)
+        lock_soon(&self.times.0).keys().next().is_some_and(|oldest| *oldest < time)
     }
 
     /// The number of views and the age of the oldest.
     pub(crate) fn stat(&self) -> (u64, Option<Duration>) {
-        let times = lock(&self.times);
+        let times = lock_soon(&self.times.0);
         let count = times.values().map(|same| same.count).sum();
         (count, times.values().next().map(|same| same.since.elapsed()))
     }

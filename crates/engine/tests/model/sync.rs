@@ -18,6 +18,14 @@ pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap()
 }
 
+pub(crate) fn lock_soon<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock(mutex)
+}
+
+pub(crate) fn write_soon<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    write(lock)
+}
+
 pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condvar.wait(guard).unwrap()
 }
