@@ -275,6 +275,16 @@ fn run(bodies: &[Body]) {
     assert_eq!(scene.bytes(), 0, "old values are left, and no view");
 }
 
+/// Runs beside a view that began before everything else.
+fn run_beside_a_view(bodies: &[Body]) {
+    let scene = Arc::new(Scene::new());
+    let view = scene.begin_view();
+    run_on(&scene, bodies);
+    (0..scene.leaves.len()).for_each(|entry| assert_eq!(scene.read_one(view, entry), 0));
+    scene.versions.end_view(view, false, &mut Vec::new());
+    assert_eq!(scene.bytes(), 0);
+}
+
 fn run_on(scene: &Arc<Scene>, bodies: &[Body]) {
     let threads: Vec<_> = bodies
         .iter()
@@ -331,20 +341,12 @@ fn a_snapshot_sees_transactions_in_their_order() {
 #[test]
 fn a_view_between_two_transactions_sees_the_first() {
     check_with(4, || {
-        let scene = Arc::new(Scene::new());
-        let view = scene.begin_view();
-        run_on(
-            &scene,
-            &[
-                |scene| scene.put(1, 2),
-                |scene| scene.transaction(2, &[], &[1]),
-                |scene| scene.transaction(3, &[One(1)], &[0]),
-                |scene| scene.snapshot(4, &[One(1), One(0)]),
-            ],
-        );
-        assert_eq!(scene.read_one(view, 1), 0);
-        scene.versions.end_view(view, false, &mut Vec::new());
-        assert_eq!(scene.bytes(), 0);
+        run_beside_a_view(&[
+            |scene| scene.put(1, 2),
+            |scene| scene.transaction(2, &[], &[1]),
+            |scene| scene.transaction(3, &[One(1)], &[0]),
+            |scene| scene.snapshot(4, &[One(1), One(0)]),
+        ]);
     });
 }
 
@@ -370,22 +372,14 @@ fn puts_and_transactions_are_in_one_order() {
 #[test]
 fn a_view_that_begins_between_two_puts_stays_as_it_is() {
     check_with(4, || {
-        let scene = Arc::new(Scene::new());
-        let view = scene.begin_view();
-        run_on(
-            &scene,
-            &[
-                |scene| {
-                    scene.put(1, 0);
-                    scene.put(2, 1);
-                    scene.put(3, 0);
-                },
-                |scene| scene.snapshot(4, &[One(0), One(1)]),
-            ],
-        );
-        assert_eq!(scene.read_one(view, 0), 0);
-        scene.versions.end_view(view, false, &mut Vec::new());
-        assert_eq!(scene.bytes(), 0);
+        run_beside_a_view(&[
+            |scene| {
+                scene.put(1, 0);
+                scene.put(2, 1);
+                scene.put(3, 0);
+            },
+            |scene| scene.snapshot(4, &[One(0), One(1)]),
+        ]);
     });
 }
 
@@ -440,20 +434,13 @@ fn what_fails_leaves_nothing() {
 #[test]
 fn a_put_amid_a_transaction_is_not_lost() {
     check_with(4, || {
-        let scene = Arc::new(Scene::new());
-        let view = scene.begin_view();
-        run_on(
-            &scene,
-            &[
-                |scene| {
-                    scene.put(1, 0);
-                    scene.put(2, 0);
-                },
-                |scene| scene.transaction(3, &[One(0)], &[0]),
-            ],
-        );
-        scene.versions.end_view(view, false, &mut Vec::new());
-        assert_eq!(scene.bytes(), 0);
+        run_beside_a_view(&[
+            |scene| {
+                scene.put(1, 0);
+                scene.put(2, 0);
+            },
+            |scene| scene.transaction(3, &[One(0)], &[0]),
+        ]);
     });
 }
 

@@ -20,8 +20,7 @@ use crate::store::header::Header;
 use crate::store::options::min_pool_frames;
 use crate::store::unlinked::UnlinkedPages;
 use crate::sync::lock;
-use crate::versions::Time;
-use crate::versions::{Conflicting, Replaced, Validation, Versions, VersionsFull};
+use crate::versions::{Conflicting, Replaced, Time, Validation, Versions, VersionsFull};
 
 /// A pool of fewer tree pages is too small for two structure changes at a time.
 const SMALL_POOL_PAGES: u64 = 64;

@@ -86,7 +86,7 @@ impl TransactionOptions {
 /// A transaction sees the store as it was when the transaction began, and its own changes. No other
 /// thread sees them before [`commit`](Transaction::commit). A transaction that is dropped has
 /// changed nothing. Transactions take no locks before they commit, so none of them waits for
-/// another one, and there are no deadlocks; instead, a commit fails with
+/// another one until then, and there are no deadlocks; instead, a commit fails with
 /// [`Conflict`](Error::Conflict) if another transaction was first. [`Store::transact`] tries again
 /// then.
 ///
@@ -187,6 +187,9 @@ impl Store {
     /// Runs a function in a transaction, and commits. If another transaction was first, begins
     /// again, until it succeeds or fails for another reason. An error of `run` aborts the
     /// transaction.
+    ///
+    /// A transaction that has lost three times in a row has its turn: commits of other threads that
+    /// would change what it has read wait for it, for a tenth of a second at most.
     ///
     /// # Errors
     /// Those of `run` and of [`commit`](Transaction::commit), without

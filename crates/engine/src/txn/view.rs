@@ -8,8 +8,7 @@ use crate::error::{Error, Result};
 use crate::store::core::StoreCore;
 use crate::tree::{Access, Tree, ValueReader};
 use crate::value::Value;
-use crate::versions::Time;
-use crate::versions::{OldValue, ReadSet, Seen, Validation, Versions};
+use crate::versions::{OldValue, ReadSet, Seen, Time, Validation, Versions};
 
 /// The store as of one time. While a view lives, changes keep the old values of entries.
 #[derive(Debug)]

@@ -298,12 +298,12 @@ impl Chains {
                 let (mut locked, mut tally) = (write_soon(&part.part), Tally::default());
                 is_more =
                     locked.reclaim(RECLAIMED_AT_ONCE, oldest, &part.chains, &mut tally, unpinned);
-                self.count(&tally);
+                self.add(&tally);
             }
         }
     }
 
-    fn count(&self, tally: &Tally) {
+    fn add(&self, tally: &Tally) {
         if tally.bytes != 0 {
             self.bytes.fetch_add(tally.bytes, Ordering::Relaxed);
         }
@@ -318,7 +318,7 @@ impl Chains {
 
 impl Drop for LockedParts<'_> {
     fn drop(&mut self) {
-        self.chains.count(&self.tally);
+        self.chains.add(&self.tally);
     }
 }
 

@@ -153,8 +153,7 @@ impl Versions {
         self.views.are_kept()
     }
 
-    /// Whether there are views. If not, changes keep nothing from now on. The caller has exclusive
-    /// use of the store: a view that begins now waits for it.
+    /// Whether changes keep old values still. Without a view they keep nothing from now on.
     pub(crate) fn are_needed(&self) -> bool {
         self.views.are_needed()
     }

@@ -44,7 +44,7 @@ fn an_entry_is_noted_for_its_tree_and_its_views() {
     assert!((2000..=4096).contains(&left.count()));
 }
 
-/// Nobody counts the memory of a chain without old values, so none may stay while a view lives.
+/// `Versions::bytes` does not count a chain without old values, so a failed commit removes its own.
 #[test]
 fn a_commit_that_fails_leaves_no_chain() {
     let (gate, versions) = (Gate::default(), Versions::new(1 << 20));

@@ -10,7 +10,7 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use crate::key::Key;
-use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, lock, wait_briefly};
+use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, lock, wait_briefly};
 use crate::versions::reads::{KeyBounds, ReadSet, contains};
 
 /// Other threads wait so long for a reservation to end.
@@ -19,8 +19,8 @@ const LONGEST: Duration = Duration::from_millis(100);
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    /// The number of the reservation that there is, or 0.
-    current: AtomicU64,
+    /// Whether there is a reservation.
+    is_reserved: AtomicBool,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -82,7 +82,7 @@ impl Turns {
         }
         let (thread, until) = (thread::current().id(), Instant::now() + LONGEST);
         queue.reserved = Some(Reserved { keys, ranges, thread, until });
-        self.current.store(number, Ordering::Release);
+        self.is_reserved.store(true, Ordering::Release);
         Reservation { turns: self, number }
     }
 
@@ -91,14 +91,14 @@ impl Turns {
         if queue.ended + 1 == number {
             queue.ended = number;
             queue.reserved = None;
-            self.current.store(0, Ordering::Release);
+            self.is_reserved.store(false, Ordering::Release);
             self.changed.notify_all();
         }
     }
 
     /// Waits while another thread has reserved one of these entries. The caller holds no page.
     pub(crate) fn wait<'k>(&self, entries: impl Iterator<Item = (u32, &'k Key)> + Clone) {
-        if self.current.load(Ordering::Acquire) == 0 {
+        if !self.is_reserved.load(Ordering::Acquire) {
             return;
         }
         let mut queue = lock(&self.queue);

@@ -175,7 +175,7 @@ impl Views {
     }
 
     /// Whether changes keep old values still. If there is no view, they keep nothing from now on:
-    /// the caller has exclusive use of the store, and a view that begins now waits for it.
+    /// the next view freezes the gate before it begins, and so waits for the changes under way.
     pub(crate) fn are_needed(&self) -> bool {
         let times = lock_soon(&self.times.0);
         if times.is_empty() {
