@@ -305,6 +305,37 @@ fn failing_reads_are_errors_and_pass() {
     assert_sound(&store);
 }
 
+/// A tree is gone, or empty, before its pages are freed. Pages that cannot be read stay unused.
+#[test]
+fn a_tree_goes_though_some_of_its_pages_cannot_be_read() {
+    let memory = Arc::new(MemoryDevice::new());
+    let device = Arc::new(FaultyDevice::new(memory, 1).unwrap());
+    let store = Store::create_on(device.clone(), &options(32, 1)).unwrap();
+    let entry = |n: u32| (n.to_be_bytes(), [5; 40]);
+    for name in ["cleared", "dropped", "kept"] {
+        let tree = store.create_tree(name).unwrap();
+        tree.bulk_load((0..20_000).map(entry)).unwrap();
+    }
+    store.sync().unwrap();
+    let (cleared, dropped) = (store.tree("cleared").unwrap(), store.tree("dropped").unwrap());
+    // The roots, and what leads to them, are in memory.
+    for tree in [&cleared, &dropped] {
+        assert!(tree.get(&[0; 4]).unwrap().is_some());
+    }
+    device.plan().fail_randomly(Operation::Read, 0.3, Fault::Error(Errno::IO));
+    cleared.clear().unwrap();
+    store.drop_tree("dropped").unwrap();
+    device.plan().clear();
+    assert_eq!(cleared.entries().count(), 0);
+    assert!(matches!(dropped.get(&[0; 4]), Err(Error::NoSuchTree(_))));
+    assert_eq!(store.trees().unwrap(), ["cleared", "kept"]);
+    cleared.bulk_load((0..20_000).map(entry)).unwrap();
+    for tree in [&cleared, &store.tree("kept").unwrap()] {
+        assert_eq!(tree.check().unwrap().entries, 20_000);
+    }
+    assert!(store.check(&mut |_| ()).unwrap().lost_pages > 0);
+}
+
 #[test]
 fn a_failed_write_stops_changes_and_not_reading() {
     for operation in [Operation::Write, Operation::Sync] {

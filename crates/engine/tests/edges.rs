@@ -144,8 +144,8 @@ fn dropping_a_tree_frees_no_pages_of_another_one() {
     image.copy_within(two + 136 + 8..two + 136 + 16, one + 136 + 8);
     seal(&mut image[one..one + 4096], &[]);
     let store = open(image);
-    let error = store.drop_tree("one").unwrap_err();
-    assert!(matches!(error, Error::Damaged { .. }), "{error}");
+    store.drop_tree("one").unwrap();
+    assert!(matches!(store.tree("one"), Err(Error::NoSuchTree(_))));
     assert_eq!(store.tree("two").unwrap().check().unwrap().entries, 3000);
 }
 

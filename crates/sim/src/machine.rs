@@ -197,9 +197,14 @@ impl Machine {
         self.lock().had_fault
     }
 
-    /// No fault is planned any more.
+    /// No fault of the file is planned any more.
     pub fn clear_faults(&self) {
         self.lock().fault = None;
+    }
+
+    /// No fault of the log is planned any more. What has failed before still fails.
+    pub fn clear_log_fault(&self) {
+        self.log.clear_fault();
     }
 
     /// The disk is full as it is now, or has room again.

@@ -268,6 +268,7 @@ impl Life {
         self.machine.set_disk_full(false);
         self.machine.set_log_full(false);
         self.machine.clear_faults();
+        self.machine.clear_log_fault();
         self.machine.crash_once_in(u64::MAX, ENDS);
         let closed = self.store.clone().close();
         match closed {

@@ -684,12 +684,7 @@ impl Shop {
         let is_closed = is_last && !self.is_over && ending.is_none() && self.close()?;
         if is_closed {
             let options = self.sizes.options(&self.machine);
-            let open = || Store::open_on(self.machine.clone(), &options);
-            // A fault of the log may be planned still.
-            let opened = open().or_else(|error| match is_from_outside(&error) {
-                true => open(),
-                false => Err(error),
-            });
+            let opened = Store::open_on(self.machine.clone(), &options);
             let store = opened.map_err(Failure::of("opening a closed shop"))?;
             let all = self.commits.of.len();
             return self.commits.judge(&look(&store)?, (all, all)).map(drop);
@@ -716,6 +711,7 @@ impl Shop {
         self.machine.set_disk_full(false);
         self.machine.set_log_full(false);
         self.machine.clear_faults();
+        self.machine.clear_log_fault();
         match self.store.clone().close() {
             Ok(()) => Ok(true),
             Err(Error::Log(_) | Error::Poisoned(_)) => Ok(false),

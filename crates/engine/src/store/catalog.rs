@@ -153,7 +153,8 @@ impl StoreCore {
         }
         drop(dropped);
         tree.mark_dropped();
-        Access { pages: &self.pages, tree: &tree }.free_all(&change)
+        Access { pages: &self.pages, tree: &tree }.free_all(&change);
+        Ok(())
     }
 
     /// Frees the pages of dropped trees that no view sees any more. If that is not possible now, a
@@ -179,11 +180,7 @@ impl StoreCore {
         for tree in unseen {
             let Some((_, twin)) = tree.before_drop.get() else { continue };
             twin.mark_dropped();
-            let freed = Access { pages: &self.pages, tree: twin }.free_all(change);
-            if let Err(error) = freed {
-                let name = tree.name();
-                tracing::warn!("pages of the dropped tree {name:?} stay unused: {error}");
-            }
+            Access { pages: &self.pages, tree: twin }.free_all(change);
         }
     }
 

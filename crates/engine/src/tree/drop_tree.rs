@@ -30,18 +30,17 @@ impl<'a> Access<'a> {
     /// This frees a page before its children. So no new reader reaches a child, and a reader that
     /// has reached one already finds its version changed.
     ///
-    /// # Errors
-    /// The first damage or failed read. Pages that were not freed stay allocated and unused.
-    pub(crate) fn free_all(self, change: &Change<'_>) -> Result<()> {
-        self.free_from(change, self.root_page(), u8::MAX)
+    /// The tree is gone already. So this has no error: pages that cannot be read stay allocated and
+    /// unused, with those below them.
+    pub(crate) fn free_all(self, change: &Change<'_>) {
+        self.warn_unless_freed(self.free_from(change, self.root_page(), u8::MAX));
     }
 
     /// Removes all entries: makes the root an empty leaf, which readers see as one step, and frees
     /// the pages below it. The caller has exclusive use of the store.
     ///
     /// # Errors
-    /// As [`free_all`](Self::free_all). After an error the tree is empty, too, unless its root is
-    /// damaged.
+    /// Too many old values, damage, a failed read. Then nothing has changed.
     pub(crate) fn clear(self, change: &Change<'_>) -> Result<()> {
         let replaced = match self.pages.versions.are_needed() {
             true => self.all_entries()?,
@@ -54,7 +53,14 @@ impl<'a> Access<'a> {
         group.format_root(&mut root, 0, 0);
         group.end(&mut [&mut root])?;
         drop(root);
-        self.free_below(change, references)
+        self.warn_unless_freed(self.free_below(change, references));
+        Ok(())
+    }
+
+    fn warn_unless_freed(self, freed: Result<()>) {
+        if let Err(error) = freed {
+            tracing::warn!("pages of the tree {:?} stay unused: {error}", self.tree.name());
+        }
     }
 
     /// All entries of the tree, which a clear is about to remove, for views that still see them.

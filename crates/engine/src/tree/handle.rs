@@ -389,9 +389,12 @@ impl Tree {
     /// snapshots or transactions, this first reads all entries, which they still see.
     ///
     /// # Errors
-    /// [`VersionsFull`](crate::Error::VersionsFull), and then nothing has changed. Damage or a
-    /// failed read. After an error the tree is empty, too, unless its root is damaged.
-    /// The pages that could not be read stay allocated and unused.
+    /// [`VersionsFull`](crate::Error::VersionsFull). A damaged root, or one that cannot be read; if
+    /// there are snapshots or transactions, also another page of the tree. After an error nothing
+    /// has changed.
+    ///
+    /// Pages below the root that are damaged, or cannot be read, are no error: they stay allocated
+    /// and unused, and [`Store::check`](crate::Store::check) counts them.
     pub fn clear(&self) -> Result<()> {
         let exclusive = self.core.pages.exclusive()?;
         let change = self.core.pages.change_exclusively(&exclusive)?;

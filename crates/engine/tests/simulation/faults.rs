@@ -10,7 +10,7 @@ use vellum_pool::device::{Fault, FaultPlan, FaultyDevice, MemoryDevice, Operatio
 
 use crate::crash::salvage;
 use crate::support::{Random, each_seed, options};
-use crate::world::{World, assert_same, difference, next_entry, was_in};
+use crate::world::{World, difference, next_entry, was_in};
 
 fn world(seed: u64, random: &mut Random, pool_pages: u64) -> (World, FaultPlan, Arc<MemoryDevice>) {
     let memory = Arc::new(MemoryDevice::new());
@@ -28,12 +28,12 @@ fn world(seed: u64, random: &mut Random, pool_pages: u64) -> (World, FaultPlan, 
 fn recovered(mut world: World, random: &mut Random) {
     world.tolerant = false;
     let _ = world.store.sync();
-    assert_same(&world.store, &world.model);
+    world.assert_same();
     for _ in 0..100 {
         world.step(random);
     }
     world.reopen();
-    assert_same(&world.store, &world.model);
+    world.assert_same();
 }
 
 /// Reads that fail or return other bytes never lead to wrong data, and have no lasting effect.

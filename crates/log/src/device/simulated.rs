@@ -145,6 +145,11 @@ impl SimulatedDevice {
         self.lock().fault = Some((fault, nth));
     }
 
+    /// No operation is to fail any more.
+    pub fn clear_fault(&self) {
+        self.lock().fault = None;
+    }
+
     /// From now on there is no more room, or there is again.
     pub fn set_full(&self, full: bool) {
         self.lock().full = full;
