@@ -13,7 +13,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// So often a thread tries a lock that others hold for less than a microsecond, before it sleeps.
-const TRIES: u32 = 300;
+const TRIES: u32 = 1000;
 
 /// As [`lock`], for a mutex that no thread holds for long. A thread that sleeps takes longer to
 /// wake up than to wait.
@@ -25,6 +25,17 @@ pub(crate) fn lock_soon<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         std::hint::spin_loop();
     }
     lock(mutex)
+}
+
+/// As [`read`], for a lock that no thread holds for long.
+pub(crate) fn read_soon<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    for _ in 0..TRIES {
+        if let Ok(guard) = lock.try_read() {
+            return guard;
+        }
+        std::hint::spin_loop();
+    }
+    read(lock)
 }
 
 /// As [`write`], for a lock that no thread holds for long.

@@ -25,6 +25,7 @@ use crate::page::{PageId, PageRef};
 use crate::replacement::{MarkOutcome, ReplacementPolicy, Residents};
 use crate::statistics::counters::{Counters, Event};
 use crate::statistics::histogram::Histogram;
+use crate::sync::spin_until;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -197,9 +198,12 @@ impl Core {
     }
 
     /// Waits until `wanted` may be possible. `seen` is the word that made the caller wait.
+    ///
+    /// Most threads hold a page for less than it takes to wake another one. So the thread looks
+    /// again for a while before it sleeps.
     #[cold]
     pub(crate) fn wait(&self, page: PageRef, state: &PageState, seen: Word, wanted: Wanted) {
-        if state.try_announce_waiter(seen) {
+        if !spin_until(|| !wanted.is_blocked(state.load())) && state.try_announce_waiter(seen) {
             self.counters.count(Event::Wait);
             self.parking.park(page.id, || self.is_blocked(page, wanted));
         }
@@ -216,11 +220,12 @@ impl Core {
         seen: Word,
         rounds: &mut u32,
     ) {
+        *rounds += 1;
         let announced = match *rounds {
-            0 => state.try_announce_waiter(seen),
+            1 if spin_until(|| !Wanted::Alone.is_blocked(state.load())) => false,
+            1 => state.try_announce_waiter(seen),
             _ => state.try_urge(seen),
         };
-        *rounds += 1;
         if announced {
             self.counters.count(Event::Wait);
             self.parking.park_briefly(page.id, || self.is_blocked(page, Wanted::Alone));

@@ -47,6 +47,22 @@ pub(crate) fn wait_briefly<T>(_condvar: &Condvar, guard: MutexGuard<'_, T>) {
     thread::yield_now();
 }
 
+/// Looks again and again whether `done` holds, for some microseconds. Returns whether it did.
+#[cfg(not(feature = "model"))]
+pub(crate) fn spin_until(mut done: impl FnMut() -> bool) -> bool {
+    const LOOKS: u32 = 2000;
+    (0..LOOKS).any(|_| {
+        std::hint::spin_loop();
+        done()
+    })
+}
+
+/// The model explores the sleep.
+#[cfg(feature = "model")]
+pub(crate) fn spin_until(_done: impl FnMut() -> bool) -> bool {
+    false
+}
+
 /// A point at which the model may run another thread; nothing otherwise. Placed between the words
 /// of a racy copy, so that the model sees torn reads. `yield_now` would make the thread the last in
 /// the order of some schedules, which then never let it run on here.

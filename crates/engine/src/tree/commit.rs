@@ -11,14 +11,13 @@
 //! small pool commits take turns with splits and merges, because together they might hold all of
 //! its pages.
 
-use std::cell::Cell;
 use std::ops::Range;
 
 use vellum_log::BLOCK_BYTES;
-use vellum_pool::ExclusiveGuard;
+use vellum_pool::{ExclusiveGuard, OptimisticGuard};
 
 use super::Access;
-use super::lookup::LeafBytes;
+use super::lookup::{LeafBytes, Target};
 use super::modify::Incoming;
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -81,12 +80,9 @@ struct LeafWrite<'w> {
 }
 
 impl LeafWrite<'_> {
-    /// The edit that makes this change in a leaf, if the leaf needs one.
-    fn edit(&self, leaf: LeafBytes<'_>) -> Result<Option<Edit<'_>>> {
-        Ok(self.edit_at(leaf.position(self.key)?))
-    }
-
-    fn edit_at(&self, Position { index, exact }: Position) -> Option<Edit<'_>> {
+    /// The edit that makes this change in a leaf in which the key has this position, if the leaf
+    /// needs one.
+    fn edit(&self, Position { index, exact }: Position) -> Option<Edit<'_>> {
         match (self.new.payload(), exact) {
             (None, false) => None,
             (None, true) => Some(Edit::Remove { index }),
@@ -153,8 +149,8 @@ pub(crate) fn commit<'w>(
             "it has more than {PAGES_MAX} long values"
         )));
     }
-    let leaves = lock_leaves(pages, change, &leaf_writes)?;
-    let (lsn, old_blobs, underfull) = apply(pages, change, validation, &leaf_writes, leaves)?;
+    let locked = lock_leaves(pages, change, &leaf_writes)?;
+    let (lsn, old_blobs, underfull) = apply(pages, change, validation, &leaf_writes, locked)?;
     new_blobs.blobs.clear();
     for (access, blob) in old_blobs {
         access.free_blob(change, blob);
@@ -165,19 +161,24 @@ pub(crate) fn commit<'w>(
     Ok(lsn)
 }
 
-/// Locks the leaves that the writes change. Each has room for its writes.
+/// Locks the leaves that the writes change, and finds the positions of the writes there. Each leaf
+/// has room for its writes.
 fn lock_leaves<'w>(
     pages: &'w PageStore,
     change: &Change<'_>,
     writes: &[LeafWrite<'w>],
-) -> Result<Vec<LockedLeaf<'w>>> {
+) -> Result<(Vec<LockedLeaf<'w>>, Vec<Position>)> {
     // Other threads need frames, too.
     let most = (pages.pool.capacity() / u64::from(pages.page_frames) / 8).max(1);
     let most = usize::try_from(most).unwrap_or(usize::MAX).min(PAGES_MAX);
     'again: loop {
         let turn = pages.structure_lock();
-        let mut leaves: Vec<LockedLeaf<'w>> = Vec::new();
+        // Before this thread holds a leaf: it faults leaves in, and waits for other threads.
+        let found = find_leaves(writes)?;
+        let mut leaves: Vec<LockedLeaf<'w>> = Vec::with_capacity(found.len());
+        let mut found = found.into_iter().peekable();
         for (number, write) in writes.iter().enumerate() {
+            let found = found.next_if(|leaf| leaf.first == number);
             if let Some(leaf) = leaves.last_mut()
                 && writes[leaf.writes.start].access.tree.id == write.access.tree.id
                 && covers(&leaf.guard, write.key)?
@@ -191,7 +192,12 @@ fn lock_leaves<'w>(
                 )));
             }
             write.access.check_dropped()?;
-            let Some(guard) = write.access.try_exclusive_leaf(write.key)? else {
+            let guard = match found.map(|leaf| leaf.guard.upgrade()) {
+                Some(Ok(guard)) => Some(guard),
+                // Another thread has changed the leaf, or evicted it.
+                _ => write.access.try_exclusive_leaf(write.key)?,
+            };
+            let Some(guard) = guard else {
                 // Others go first: this thread waits for the leaf while it holds no other.
                 drop((leaves, turn));
                 drop(write.access.exclusive_leaf(write.key)?);
@@ -199,40 +205,106 @@ fn lock_leaves<'w>(
             };
             leaves.push(LockedLeaf { guard, writes: number..number + 1 });
         }
+        let mut positions = Vec::with_capacity(writes.len());
         for leaf in &leaves {
-            let (page, writes) = (leaf.guard.page(), &writes[leaf.writes.clone()]);
-            if !has_room(LeafBytes::from(&leaf.guard), writes)
-                .map_err(|torn| Error::torn(page, torn))?
-            {
+            let (held, writes) = (LeafBytes::from(&leaf.guard), &writes[leaf.writes.clone()]);
+            if !find_positions(held, writes, &mut positions)? {
                 drop((leaves, turn));
                 make_room(change, writes)?;
                 continue 'again;
             }
         }
-        return Ok(leaves);
+        return Ok((leaves, positions));
     }
+}
+
+/// A leaf as it was before this thread has locked it.
+struct FoundLeaf<'w> {
+    guard: OptimisticGuard<'w>,
+    /// The number of the first write in it.
+    first: usize,
+}
+
+/// Finds the leaves that the writes change. Some may be missing.
+fn find_leaves<'w>(writes: &[LeafWrite<'w>]) -> Result<Vec<FoundLeaf<'w>>> {
+    let mut found = Vec::with_capacity(writes.len());
+    let mut first = 0;
+    while let Some(write) = writes.get(first) {
+        let access = write.access;
+        let leaf = access.attempt(|| {
+            let leaf = access.leaf(Target::Key(write.key))?.node;
+            let rest = writes[first + 1..].iter();
+            let mut end = first + 1;
+            for other in rest.take_while(|other| other.access.tree.id == access.tree.id) {
+                if !access.read(leaf, |node| node.covers(other.key))? {
+                    break;
+                }
+                end += 1;
+            }
+            leaf.validate()?;
+            Ok((leaf, end))
+        })?;
+        found.extend(leaf.map(|(guard, _)| FoundLeaf { guard, first }));
+        first = leaf.map_or(first + 1, |(_, end)| end);
+    }
+    Ok(found)
+}
+
+/// Finds the positions of all writes in their leaf. Returns whether the leaf has room for them.
+fn find_positions(
+    leaf: LeafBytes<'_>,
+    writes: &[LeafWrite<'_>],
+    positions: &mut Vec<Position>,
+) -> Result<bool> {
+    let mut needed = 0;
+    for write in writes {
+        let position = leaf.position(write.key)?;
+        positions.push(position);
+        // A payload that is not longer takes the place of the old one.
+        needed += match (write.new.len(), position.exact) {
+            (None, _) => 0,
+            (Some(len), true) if len <= leaf.payload_len(position.index)? => 0,
+            _ => write.bytes(),
+        };
+    }
+    let torn = |torn| Error::torn(leaf.page, torn);
+    if needed == 0 || needed <= Node::new(leaf.bytes).free_space().map_err(torn)? {
+        return Ok(true);
+    }
+    has_room(leaf.bytes, writes).map_err(torn)
 }
 
 /// Splits leaves until each has room for the writes that belong there. The writes are of one tree.
 /// Afterwards other threads may take the room.
 fn make_room(change: &Change<'_>, mut writes: &[LeafWrite<'_>]) -> Result<()> {
     while let [first, ..] = writes {
-        let done = Cell::new(0);
         first.access.split_as_planned(change, first.key, 0, &|node| {
-            let count = writes.iter().position(|write| node.covers(write.key) != Ok(true));
-            let here = &writes[..count.unwrap_or(writes.len())];
-            let leaf = LeafBytes { page: first.access.root_page(), bytes: node.bytes() };
-            if here.is_empty() || has_room(leaf, here)? {
-                done.set(here.len().max(1));
+            let here = covered(node, writes);
+            if has_room(node.bytes(), here)? {
                 return Ok(None);
             }
             let changes: Vec<_> =
                 here.iter().map(|write| (&**write.key, write.new.len())).collect();
             plan_split_for(node, &changes).map(Some)
         })?;
-        writes = &writes[done.get()..];
+        // A split takes a page before it looks, so this thread looks first.
+        while let [first, ..] = writes {
+            let leaf = first.access.exclusive_leaf(first.key)?;
+            let here = covered(Node::new(&leaf[..]), writes);
+            if !has_room(&leaf, here).map_err(|torn| Error::torn(leaf.page(), torn))? {
+                break;
+            }
+            writes = &writes[here.len()..];
+        }
     }
     Ok(())
+}
+
+/// The first of the writes, and those after it that belong to the same leaf.
+fn covered<'s, 'w>(leaf: Node<&[u8]>, writes: &'s [LeafWrite<'w>]) -> &'s [LeafWrite<'w>] {
+    let others = writes.iter().skip(1);
+    let count = 1 + others.take_while(|write| leaf.covers(write.key) == Ok(true)).count();
+    &writes[..count.min(writes.len())]
 }
 
 fn covers(leaf: &ExclusiveGuard<'_>, key: &[u8]) -> Result<bool> {
@@ -240,16 +312,16 @@ fn covers(leaf: &ExclusiveGuard<'_>, key: &[u8]) -> Result<bool> {
 }
 
 /// Whether a leaf has room for all of these writes.
-fn has_room(leaf: LeafBytes<'_>, writes: &[LeafWrite<'_>]) -> Result<bool, Torn> {
-    let free = Node::new(leaf.bytes).free_space()?;
+fn has_room(leaf: &[u8], writes: &[LeafWrite<'_>]) -> Result<bool, Torn> {
+    let free = Node::new(leaf).free_space()?;
     if writes.iter().map(LeafWrite::bytes).sum::<usize>() <= free {
         return Ok(true);
     }
     // The sum does not count what the old values give back.
-    let mut copy = leaf.bytes.to_vec();
+    let mut copy = leaf.to_vec();
     for write in writes {
         let position = Node::new(&copy[..]).find(write.key)?;
-        if let Some(edit) = write.edit_at(position)
+        if let Some(edit) = write.edit(position)
             && !NodeMut::new(&mut copy).edit(edit)
         {
             return Ok(false);
@@ -268,7 +340,7 @@ fn apply<'w>(
     change: &Change<'_>,
     validation: Option<Validation<'_>>,
     writes: &[LeafWrite<'w>],
-    mut leaves: Vec<LockedLeaf<'w>>,
+    (mut leaves, positions): (Vec<LockedLeaf<'w>>, Vec<Position>),
 ) -> Result<Rest<'w>> {
     make_room_for_record(pages, change, writes, &mut leaves)?;
     let is_alone = match validation {
@@ -278,8 +350,9 @@ fn apply<'w>(
     let (mut replaced, mut old_blobs) = (Vec::new(), Vec::new());
     for leaf in &leaves {
         let held = LeafBytes::from(&leaf.guard);
-        for write in &writes[leaf.writes.clone()] {
-            let old = held.find(write.key)?.map(|(_, value)| value);
+        for number in leaf.writes.clone() {
+            let (write, Position { index, exact }) = (&writes[number], positions[number]);
+            let old = exact.then(|| held.value(index)).transpose()?;
             if old.is_none() && matches!(write.new, New::Removed) {
                 continue;
             }
@@ -306,8 +379,14 @@ fn apply<'w>(
     // From here on an error has the store refuse changes.
     let mut group = first.access.group_without_versions(change);
     for leaf in &mut leaves {
-        for write in &writes[leaf.writes.clone()] {
-            let Some(edit) = write.edit(LeafBytes::from(&leaf.guard))? else { continue };
+        // How many entries the edits before this one have added to the leaf, and removed from it.
+        let (mut added, mut removed) = (0, 0);
+        for number in leaf.writes.clone() {
+            let Position { index, exact } = positions[number];
+            let position = Position { index: index + added - removed, exact };
+            let Some(edit) = writes[number].edit(position) else { continue };
+            added += usize::from(matches!(edit, Edit::Insert { .. }));
+            removed += usize::from(matches!(edit, Edit::Remove { .. }));
             if !group.edit(&mut leaf.guard, edit) {
                 let what = "it has less room than a moment ago";
                 return Err(Error::damaged(leaf.guard.page(), what));

@@ -864,6 +864,12 @@ impl<'l> LeafBytes<'l> {
         }
     }
 
+    /// The length of the payload of the entry at `index`.
+    pub(crate) fn payload_len(self, index: usize) -> Result<usize> {
+        let place = Node::new(self.bytes).payload_place(index);
+        place.map(|place| place.len).map_err(|torn| Error::torn(self.page, torn))
+    }
+
     /// The value of the entry at `index`.
     pub(crate) fn value(self, index: usize) -> Result<LeafValue<'l>> {
         let torn = |torn| Error::torn(self.page, torn);

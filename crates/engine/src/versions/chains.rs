@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::key::Key;
 use crate::page::blob::BlobRef;
 use crate::planted::{StoreBug, is_planted};
-use crate::sync::{AtomicU64, Ordering, RwLock, RwLockWriteGuard, read, write_soon};
+use crate::sync::{AtomicU64, Ordering, RwLock, RwLockWriteGuard, read_soon, write_soon};
 use crate::versions::entry::{EntryHash, Old, OldValue, Replaced, Time, size_of};
 use crate::versions::views::FoundViews;
 
@@ -194,7 +194,7 @@ impl Chains {
     #[cfg(test)]
     pub(crate) fn counts(&self) -> (u64, u64) {
         let counted = self.parts.iter().map(|part| part.chains.load(Ordering::SeqCst)).sum();
-        let queued = self.parts.iter().map(|part| read(&part.part).queue.len() as u64).sum();
+        let queued = self.parts.iter().map(|part| read_soon(&part.part).queue.len() as u64).sum();
         (counted, queued)
     }
 
@@ -221,7 +221,7 @@ impl Chains {
         key: &[u8],
         time: Time,
     ) -> Option<(Time, Old)> {
-        let part = read(&self.parts[entry.other_place(PARTS)].part);
+        let part = read_soon(&self.parts[entry.other_place(PARTS)].part);
         let (replaced, old) = part.trees.get(&tree)?.get(key)?.at(time)?;
         Some((replaced, old.clone()))
     }
@@ -235,7 +235,7 @@ impl Chains {
     ) -> Vec<(Key, Time, Old)> {
         let mut found = Vec::new();
         for LockedPart { part, .. } in self.filled() {
-            let part = read(part);
+            let part = read_soon(part);
             let Some(chains) = part.trees.get(&tree) else { continue };
             for (key, chain) in chains.range::<[u8], _>(bounds) {
                 found.extend(
@@ -255,7 +255,7 @@ impl Chains {
         key: &[u8],
         (since, until): (Time, Time),
     ) -> bool {
-        let part = read(&self.parts[entry.other_place(PARTS)].part);
+        let part = read_soon(&self.parts[entry.other_place(PARTS)].part);
         let chain = part.trees.get(&tree).and_then(|chains| chains.get(key));
         chain.is_some_and(|chain| chain.has_changed(since, until))
     }
@@ -268,7 +268,7 @@ impl Chains {
         (since, until): (Time, Time),
     ) -> bool {
         self.filled().any(|LockedPart { part, .. }| {
-            let part = read(part);
+            let part = read_soon(part);
             part.trees.get(&tree).is_some_and(|chains| {
                 let mut chains = chains.range::<[u8], _>(bounds);
                 chains.any(|(_, chain)| chain.has_changed(since, until))

@@ -22,6 +22,10 @@ pub(crate) fn lock_soon<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     lock(mutex)
 }
 
+pub(crate) fn read_soon<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    read(lock)
+}
+
 pub(crate) fn write_soon<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     write(lock)
 }
