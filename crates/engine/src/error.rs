@@ -27,7 +27,10 @@ pub enum Error {
     #[error("this is not a Vellum store: {0}")]
     NotAStore(String),
     /// The file has a format version that this program cannot read.
-    #[error("the store has format version {found}; this program reads {known}: use a matching one")]
+    #[error(
+        "the store has format version {found}, and this program reads versions up to {known}: use a \
+         newer program, or bring the entries here with its vellum dump and this one's vellum load"
+    )]
     UnknownFormat {
         /// The version that the file records.
         found: u32,
