@@ -15,23 +15,10 @@ use vellum::{BackupOptions, BackupProgress, Options, PageRef, RestoreOptions, St
 use vellum_pool::device::MemoryDevice;
 use vellum_pool::{PAGE_SIZE, Space};
 
+use crate::source::Source;
+
 /// More entries than any of these files has. A walk that gets so far runs in a circle.
 const ENTRIES_MAX: usize = 200_000;
-
-/// Bytes for choices; zeros when they are used up.
-struct Source<'a>(&'a [u8]);
-
-impl<'a> Source<'a> {
-    fn take(&mut self, len: usize) -> &'a [u8] {
-        let (taken, rest) = self.0.split_at(len.min(self.0.len()));
-        self.0 = rest;
-        taken
-    }
-
-    fn number(&mut self) -> usize {
-        self.take(2).iter().fold(0, |number, byte| number << 8 | usize::from(*byte))
-    }
-}
 
 /// Decodes one page. If its bounds are sound, performs all operations of a node on it.
 ///
@@ -280,12 +267,14 @@ pub fn exercise(image: Vec<u8>, page_frames: u32) {
     let _ = (store.drop_tree("t"), store.tree_or_create("t"), store.close());
 }
 
-fn trees(store: &Store) -> Vec<Tree> {
+/// The trees of a store that can be opened.
+pub fn trees(store: &Store) -> Vec<Tree> {
     let names = store.trees().unwrap_or_else(|_| vec!["t".into(), "u".into()]);
     names.iter().filter_map(|name| store.tree(name).ok()).collect()
 }
 
-fn read(tree: &Tree) {
+/// Reads a tree in each way.
+pub fn read(tree: &Tree) {
     let _ = (tree.check(), tree.stat());
     let forward = tree.entries().map_while(Result::ok).take(ENTRIES_MAX).count();
     let mut cursor = tree.cursor().read_ahead(4);
@@ -304,7 +293,8 @@ fn read(tree: &Tree) {
     let _ = tree.multi_get(&keys).map(drop);
 }
 
-fn change(tree: &Tree) {
+/// Changes a tree in each way.
+pub fn change(tree: &Tree) {
     for n in 0..40u32 {
         let long = [&(n * 7 % 80).to_be_bytes()[2..], &[b'k'; 500]].concat();
         let key = format!("key {}", n * 3);

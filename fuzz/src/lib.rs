@@ -2,3 +2,5 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod entry;
+pub mod log;
+pub mod source;

@@ -58,6 +58,8 @@ pub use error::{Error, Result};
 #[cfg(feature = "testing")]
 pub use planted::{StoreBug, plant};
 pub use redo::progress::{RecoveryProgress, RecoveryReport};
+#[cfg(feature = "testing")]
+pub use redo::record::encoded_again as record_encoded_again;
 pub use store::PoolView;
 pub use store::check::{CheckProgress, CheckReport};
 pub use store::compact::{CompactProgress, CompactReport};

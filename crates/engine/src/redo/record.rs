@@ -26,6 +26,8 @@
 //! numbers: every length is checked against the bytes that are there, and what an edit says is
 //! checked against the page (`redo/page.rs`).
 
+use std::ops::Range;
+
 use vellum_pool::PageRef;
 
 use crate::node::{Edit, Node, Payload, Torn};
@@ -133,12 +135,15 @@ impl<'b> RecordWriter<'b> {
     pub(crate) fn image(&mut self, page: PageRef, node: &[u8]) -> Result<(), Torn> {
         let (begin, end) = Node::new(node).gap()?;
         let (before, after) = (node.get(..begin).ok_or(Torn)?, node.get(end..).ok_or(Torn)?);
-        self.begin_page(page, IMAGE, 8 + before.len() + after.len());
-        push_u32(self.bytes, begin);
-        push_u32(self.bytes, end);
-        self.bytes.extend_from_slice(before);
-        self.bytes.extend_from_slice(after);
+        self.image_parts(page, begin..end, [before, after]);
         Ok(())
+    }
+
+    fn image_parts(&mut self, page: PageRef, gap: Range<usize>, around: [&[u8]; 2]) {
+        self.begin_page(page, IMAGE, 8 + around[0].len() + around[1].len());
+        push_u32(self.bytes, gap.start);
+        push_u32(self.bytes, gap.end);
+        around.into_iter().for_each(|bytes| self.bytes.extend_from_slice(bytes));
     }
 
     fn begin_page(&mut self, page: PageRef, form: u8, len: usize) {
@@ -337,4 +342,28 @@ impl<'a> Reader<'a> {
         };
         Ok((key, payload))
     }
+}
+
+/// A record decoded, with all of its edits, and encoded again. `None` if no version of this program
+/// wrote the record. For fuzzing.
+#[cfg(feature = "testing")]
+pub fn encoded_again(record: &[u8]) -> Option<Vec<u8>> {
+    let group = GroupRecord::read(record).ok()?;
+    let mut bytes = Vec::new();
+    let mut writer = RecordWriter::new(&mut bytes, &group.taken, &group.freed);
+    for change in &group.pages {
+        match change.redo {
+            Redo::Edits(edits) => {
+                let (mut edits, mut again) = (Edits::new(edits), Vec::new());
+                while let Some(edit) = edits.next().ok()? {
+                    push_edit(&mut again, edit);
+                }
+                writer.edits(change.page, &again);
+            }
+            Redo::Image { begin, end, bytes } => {
+                writer.image_parts(change.page, begin..end, [bytes, &[]]);
+            }
+        }
+    }
+    Some(bytes)
 }

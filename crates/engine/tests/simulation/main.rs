@@ -20,5 +20,8 @@ mod linear;
 mod power;
 mod protocol;
 mod single;
+#[path = "../../../../fuzz/src/source.rs"]
+#[allow(dead_code, reason = "the targets of logs use it, too")]
+mod source;
 mod support;
 mod world;

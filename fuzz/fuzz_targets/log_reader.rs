@@ -1,0 +1,4 @@
+//! See `log_reader` in `src/log.rs`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| vellum_fuzz::log::log_reader(bytes));
