@@ -6,6 +6,8 @@
 //! torn. Each page is redone by itself: its image, and then the edits of later records, in order.
 
 #[cfg(test)]
+mod bad_records;
+#[cfg(test)]
 mod faults;
 pub(crate) mod files;
 pub(crate) mod hold;

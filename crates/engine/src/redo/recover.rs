@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::planted::{StoreBug, is_planted};
 use crate::store::file::StoreFile;
 use crate::store::free_map::{self, FreeMap};
-use crate::store::header::{Header, LogPoint};
+use crate::store::header::{Header, LogPoint, NEXT_TREE_MAX};
 
 /// A recovered file.
 pub(crate) struct Recovered {
@@ -101,9 +101,13 @@ impl<'a> Recovery<'a> {
         }
         for change in &group.pages {
             let PageRef { id, frames } = change.page;
+            self.check_node(change.page).map_err(bad(lsn))?;
             if let Redo::Image { .. } = change.redo {
                 let tree = change.image_tree().map_err(bad(lsn))?;
-                self.next_tree = self.next_tree.max(tree.saturating_add(1));
+                if tree >= NEXT_TREE_MAX {
+                    return Err(bad(lsn)(BadRecord("its tree's number is too large")));
+                }
+                self.next_tree = self.next_tree.max(tree + 1);
                 self.pages.insert(id.0, ChangedPage { frames, image: lsn });
             } else if self.pages.get(&id.0).is_none_or(|known| known.frames != frames) {
                 return Err(bad(lsn)(BadRecord("it changes a page that has no image")));
@@ -117,6 +121,19 @@ impl<'a> Recovery<'a> {
         self.progress.is_at(lsn);
         self.redoers.redo(record);
         Ok(())
+    }
+
+    /// Checks that a page can be a node. Otherwise a record could change a header, or have recovery
+    /// take memory for a page that is longer than the record.
+    fn check_node(&self, page: PageRef) -> std::result::Result<(), BadRecord> {
+        if page.frames != self.header.page_frames {
+            return Err(BadRecord("its page does not have the length of a tree's pages"));
+        }
+        let end = page.id.0 + u64::from(page.frames);
+        match page.id.0 >= self.space.first() && end <= self.space.end() {
+            true => Ok(()),
+            false => Err(BadRecord("it has pages that no file can have")),
+        }
     }
 
     /// Nothing refers to this range of pages at the end of the log, although no record frees it.

@@ -1,0 +1,113 @@
+//! Recovery of records that no version of this program writes, with right checksums: they are
+//! refused, and the file stays as it is.
+
+use std::sync::Arc;
+
+use vellum_log::{Log, LogError, LogOptions, SimulatedDevice, SimulatedOptions};
+use vellum_pool::PageRef;
+use vellum_pool::device::MemoryDevice;
+
+use super::record::RecordWriter;
+use crate::page::bytes::{put_u32, put_u64};
+use crate::{Error, Options, Store};
+
+fn options(log: SimulatedDevice) -> Options {
+    Options { log: Some(Arc::new(log)), evictors: 0, ..Options::new().pool_bytes(1 << 20) }
+}
+
+/// The file and the log of a store that was not closed, and a leaf with its bytes.
+fn crashed() -> (Vec<u8>, SimulatedDevice, PageRef, Vec<u8>) {
+    let file = Arc::new(MemoryDevice::new());
+    let sizes = SimulatedOptions { segments: 64, segment_blocks: 16, ..Default::default() };
+    let log = Arc::new(SimulatedDevice::new(sizes));
+    let options = Options { log: Some(log.clone()), ..options(log.kill()) };
+    let store = Store::create_on(file.clone(), &options).unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    tree.upsert(b"key", b"value").unwrap();
+    store.sync().unwrap();
+    let page = tree.access().root_page();
+    let bytes = store.core.pages.pool.fix_shared(page).unwrap().to_vec();
+    (file.snapshot(), log.kill(), page, bytes)
+}
+
+/// What recovery says of a log whose last record is this.
+fn recover(file: &[u8], log: SimulatedDevice, record: &[u8]) -> Result<Store, Error> {
+    let log = Arc::new(log);
+    let visit = |_| Ok::<_, LogError>(());
+    let (opened, _) = Log::open(log.clone(), &LogOptions::default(), None, visit).unwrap();
+    let lsn = opened.append(record).unwrap();
+    opened.wait_durable(lsn).unwrap();
+    drop(opened);
+    let device = Arc::new(MemoryDevice::from_snapshot(file.to_vec()));
+    let store = Store::open_on(device.clone(), &options(log.kill()));
+    if store.is_err() {
+        assert!(device.snapshot() == file, "a refused record has changed the file");
+    }
+    store
+}
+
+#[track_caller]
+fn is_refused(result: Result<Store, Error>, why: &str) {
+    match result {
+        Err(Error::BadRecord { what, .. }) => assert!(what.contains(why), "{what}"),
+        Err(error) => panic!("refused otherwise: {error}"),
+        Ok(_) => panic!("a bad record is taken"),
+    }
+}
+
+/// The record of an image of a leaf at a page, of a tree.
+fn image(leaf: &[u8], page: PageRef, tree: u32) -> Vec<u8> {
+    let (mut bytes, mut record) = (leaf.to_vec(), Vec::new());
+    put_u64(&mut bytes, 8, page.id.0);
+    put_u32(&mut bytes, 24, page.frames);
+    put_u32(&mut bytes, 28, tree);
+    RecordWriter::new(&mut record, &[], &[]).image(page, &bytes).unwrap();
+    record
+}
+
+#[test]
+fn a_sound_record_is_taken() {
+    let (file, log, page, leaf) = crashed();
+    let store = recover(&file, log, &image(&leaf, page, 2)).unwrap();
+    assert_eq!(&*store.tree("tree").unwrap().get(b"key").unwrap().unwrap(), b"value");
+    assert!(store.check(&mut |_| {}).unwrap().is_sound());
+}
+
+#[test]
+fn no_record_changes_a_header() {
+    for number in [0, 1] {
+        let (file, log, _, leaf) = crashed();
+        let record = image(&leaf, PageRef::new(number, 1), 2);
+        is_refused(recover(&file, log, &record), "no file can have");
+    }
+}
+
+#[test]
+fn no_record_changes_a_page_that_no_file_can_have() {
+    let (file, log, _, leaf) = crashed();
+    let record = image(&leaf, PageRef::new(1 << 52, 1), 2);
+    is_refused(recover(&file, log, &record), "no file can have");
+}
+
+/// A few bytes can say that a page has 2 GiB, nearly all of which is its gap.
+#[test]
+fn no_record_makes_recovery_take_memory_for_another_length() {
+    for frames in [2, 16, 1 << 19] {
+        let (file, log, page, leaf) = crashed();
+        let page = PageRef { frames, ..page };
+        let mut record = image(&leaf, PageRef { frames: 1, ..page }, 2);
+        // The page's frames, and the end of the gap.
+        put_u32(&mut record, 16, frames);
+        let end = u32::from_le_bytes(*record[29..].first_chunk().unwrap());
+        put_u32(&mut record, 29, end + (frames - 1) * 4096);
+        is_refused(recover(&file, log, &record), "length of a tree's pages");
+    }
+}
+
+#[test]
+fn no_record_has_a_tree_after_the_last_one() {
+    for tree in [u32::MAX - 1, u32::MAX] {
+        let (file, log, page, leaf) = crashed();
+        is_refused(recover(&file, log, &image(&leaf, page, tree)), "tree");
+    }
+}
