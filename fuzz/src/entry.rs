@@ -2,7 +2,7 @@
 //! be no panic, no endless loop and no wrong arithmetic.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -205,6 +205,12 @@ pub fn reseal(image: &mut [u8], page: usize) {
     page::seal(&mut bytes[..len], &[]);
 }
 
+/// Where the newest header of a store begins.
+pub fn newest_header(file: &[u8]) -> usize {
+    let sequence = |page: usize| u64::from_le_bytes(*file[page + 72..].first_chunk().unwrap());
+    if sequence(0) > sequence(PAGE_SIZE) { 0 } else { PAGE_SIZE }
+}
+
 fn options(page_frames: u32) -> Options {
     // Larger than any of these files: a false reference is found by its position, not by waiting.
     Options::new().pool_bytes(256 * 4096 * u64::from(page_frames)).evictors(0)
@@ -357,16 +363,22 @@ fn options_to_read() -> Options {
 }
 
 /// A folder that goes when this is dropped.
-struct TemporaryFolder(PathBuf);
+pub struct TemporaryFolder(PathBuf);
 
 impl TemporaryFolder {
-    fn new() -> TemporaryFolder {
+    /// A new one.
+    pub fn new() -> TemporaryFolder {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("vellum-fuzz-{}-{number}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&folder).unwrap();
         TemporaryFolder(folder)
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.0
     }
 }
 

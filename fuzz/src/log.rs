@@ -11,7 +11,7 @@ use vellum_log::{
 };
 use vellum_pool::PAGE_SIZE;
 
-use crate::entry::{change, read, reseal, trees};
+use crate::entry::{change, newest_header, read, reseal, trees};
 use crate::source::{Source, change_bytes};
 
 /// Bytes of a block's head.
@@ -228,12 +228,6 @@ fn sound_crash(page_frames: u32) -> &'static Crashed {
         assert!(records.len() > 20);
         Crashed { file, records }
     })
-}
-
-/// Where the newest header of a store begins.
-fn newest_header(file: &[u8]) -> usize {
-    let sequence = |page: usize| u64::from_le_bytes(*file[page + 72..].first_chunk().unwrap());
-    if sequence(0) > sequence(PAGE_SIZE) { 0 } else { PAGE_SIZE }
 }
 
 /// Recovers a sound store that was not closed, after changes of its file, of the blocks of its log,

@@ -233,7 +233,8 @@ fn there_are_files_of_each_version() {
     let store = folder.path().join("store");
     drop(Store::create(&store, &options().log(true)).unwrap());
     let bytes = fs::read(&store).unwrap();
-    let versions = [0, 4096].map(|page| u32::from_le_bytes(*bytes[page + 48..].first_chunk().unwrap()));
+    let versions =
+        [0, 4096].map(|page| u32::from_le_bytes(*bytes[page + 48..].first_chunk().unwrap()));
     assert_eq!(versions.iter().max(), Some(&FORMAT), "FORMAT is the version of a store with a log");
     let mut kept: Vec<u32> = kept_folders().into_iter().map(|(version, _)| version).collect();
     kept.dedup();

@@ -1,6 +1,7 @@
 //! Runs the entry functions of the fuzz targets with inputs from a seed, so that every test run
 //! exercises them.
 
+use crate::backups;
 use crate::entry;
 use crate::support::{Random, each_seed};
 
@@ -58,6 +59,7 @@ fn run(seed: u64) {
         entry::store_opener(&mutations);
     }
     entry::increment_reader(&bytes(&mut random, 64));
+    backups::backup_reader(&bytes(&mut random, 24));
     let mut noise = bytes(&mut random, 50_000);
     noise.insert(0, 0);
     entry::store_opener(&noise);

@@ -8,6 +8,8 @@
 //! it has exactly the state of a completed sync.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../../../fuzz/src/backups.rs"]
+mod backups;
 mod concurrent;
 mod crash;
 mod damage;
