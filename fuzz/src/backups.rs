@@ -1,6 +1,7 @@
 //! The body of the fuzz target of backups: two states of a store with changed pages, as a backup
 //! and an increment whose checksums are all right.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 
@@ -35,20 +36,30 @@ pub fn backup_reader(bytes: &[u8]) {
     let sound = sound_states(page_frames);
     let (mut before, mut after) = (sound.before.clone(), sound.after.clone());
     let mut source = Source(rest);
+    let mut tables = Vec::new();
     while source.has_more() {
         let choice = source.number();
+        if choice & 0xf == 2 {
+            tables.push((choice >> 4, source.number(), source.number()));
+            continue;
+        }
         let state = if choice & 1 == 0 { &mut after } else { &mut before };
         change_file(&mut state.file, choice >> 1, &mut source);
     }
     before.find_ranges();
     after.find_ranges();
+    let mut runs = runs(&before, &after);
+    for (choice, at, number) in tables {
+        let table = if choice & 1 == 0 { &mut runs } else { &mut after.ranges };
+        change_table(table, choice >> 1, at, number);
+    }
     let folder = TemporaryFolder::new();
     let [base, increment, to] =
         ["base", "increment", "restored"].map(|name| folder.path().join(name));
     std::fs::write(&base, &before.file).unwrap();
     let mut increments = Vec::new();
     if choice & 2 == 0 {
-        std::fs::write(&increment, encode(&before, &after)).unwrap();
+        std::fs::write(&increment, encode(&before, &after, &runs)).unwrap();
         increments.push(increment);
     }
     let checks = choice & 4 == 0;
@@ -73,7 +84,7 @@ fn change_file(file: &mut [u8], choice: usize, source: &mut Source<'_>) {
     };
     let limit = if choice & 1 == 0 { 160 } else { PAGE_SIZE };
     file[page * PAGE_SIZE + source.below(limit)] = source.number() as u8;
-    if choice & 0x38 != 0 {
+    if choice & 0x38 != 0x38 {
         reseal(file, page);
     }
 }
@@ -111,8 +122,10 @@ impl State {
         index
     }
 
+    /// The frames. Of ranges that no file has, only some.
     fn numbers(&self) -> impl Iterator<Item = u64> {
-        self.ranges.iter().flat_map(|(start, count)| *start..start + count)
+        let end = |start: u64, count: u64| start.saturating_add(count.min(4096));
+        self.ranges.iter().flat_map(move |(start, count)| *start..end(*start, *count))
     }
 
     /// Sequence number, log sequence number and digest.
@@ -124,19 +137,46 @@ impl State {
     }
 }
 
-/// The increment from one state to another (docs/format.md).
-fn encode(before: &State, after: &State) -> Vec<u8> {
+/// Changes a table of ranges.
+fn change_table(table: &mut Vec<(u64, u64)>, choice: usize, at: usize, number: usize) {
+    let at = at % table.len().max(1);
+    let Some((start, count)) = table.get_mut(at) else { return };
+    let edge = (1_u64 << (number % 64)).wrapping_sub(number as u64 >> 6 & 1);
+    match choice % 8 {
+        0 => *start = edge,
+        1 => *count = edge,
+        2 => *start = start.wrapping_add(1),
+        3 => *count = count.wrapping_sub(1),
+        4 => drop(table.remove(at)),
+        5 => table.insert(at, (number as u64 % 64, 1)),
+        6 => (*start, *count) = (start.wrapping_sub(1), count.wrapping_add(1)),
+        _ => *start = number as u64 % 64,
+    }
+}
+
+/// The frames that an increment from one state to another one has.
+fn runs(before: &State, after: &State) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
-    let mut file = vec![0; PAGE_SIZE];
+    let known: BTreeSet<u64> = before.numbers().collect();
     for number in after.numbers() {
-        let Some(frame) = after.frame(number) else { continue };
-        if before.numbers().any(|other| other == number) && before.frame(number) == Some(frame) {
+        if known.contains(&number) && before.frame(number) == after.frame(number) {
             continue;
         }
-        file.extend_from_slice(frame);
         match runs.last_mut() {
             Some((start, count)) if *start + *count == number => *count += 1,
             _ => runs.push((number, 1)),
+        }
+    }
+    runs
+}
+
+/// The increment from one state to another with these frames (docs/format.md).
+fn encode(before: &State, after: &State, runs: &[(u64, u64)]) -> Vec<u8> {
+    let mut file = vec![0; PAGE_SIZE];
+    for (start, count) in runs {
+        for number in 0..(*count).min(64) {
+            let frame = start.checked_add(number).and_then(|number| after.frame(number));
+            file.extend_from_slice(frame.unwrap_or(&[0; PAGE_SIZE]));
         }
     }
     let frames = file.len() / PAGE_SIZE - 1;
@@ -211,7 +251,8 @@ fn sound_states(page_frames: u32) -> &'static States {
         let states = States { before: state("base"), after: state("to") };
         // What is encoded here is what the store has encoded, but for the header that each of the
         // two was given.
-        std::fs::write(at("again"), encode(&states.before, &states.after)).unwrap();
+        let runs = runs(&states.before, &states.after);
+        std::fs::write(at("again"), encode(&states.before, &states.after, &runs)).unwrap();
         vellum::restore(at("to again"), at("base"), &[at("again")], &options, &mut goes_on)
             .unwrap();
         assert!(std::fs::read(at("to again")).unwrap() == states.after.file);

@@ -267,7 +267,7 @@ fn change_file(file: &mut [u8], choice: usize, source: &mut Source<'_>) {
     };
     let limit = if choice & 0x10 == 0 { 160 } else { PAGE_SIZE };
     file[page * PAGE_SIZE + source.below(limit)] = source.number() as u8;
-    if choice & 0xe0 != 0 {
+    if choice & 0xe0 != 0xe0 {
         reseal(file, page);
     }
 }

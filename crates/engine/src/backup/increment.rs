@@ -113,7 +113,10 @@ impl Head {
             runs_sum: get_u64(bytes, AT_RUNS_SUM),
         };
         let counts = [head.file_frames, head.frames, head.runs, head.ranges, head.used];
-        if counts.iter().any(|count| *count > 1 << 50) || head.file_bytes() != file_bytes {
+        if counts.iter().any(|count| *count > 1 << 50) {
+            return Err("its first page is damaged: no file has so many frames".into());
+        }
+        if head.file_bytes() != file_bytes {
             return Err(format!(
                 "it has {file_bytes} bytes, but its first page says {}: it was cut off, or is \
                  damaged",
