@@ -258,6 +258,36 @@ fn no_base_with_flipped_bits(store: &Path, base: &Path, random: &mut Random) {
     fs::remove_file(next).unwrap();
 }
 
+/// Numbers that no file has are refused, also if their checksums are right.
+#[test]
+fn numbers_that_no_increment_has_are_refused() {
+    let (folder, base, store) = with_one_increment();
+    drop(store);
+    let at = |name: &str| folder.path().join(name);
+    let good = fs::read(at("one")).unwrap();
+    let number = |at: usize| u64::from_le_bytes(*good[at..].first_chunk().unwrap());
+    let runs = 4096 * (1 + number(96) as usize);
+    let end = runs + 16 * number(104) as usize;
+    // The counts of the first page; the first run, and its length.
+    for place in [88, 96, 104, 112, 120, runs, runs + 8] {
+        let edges = [0, 1 << 50, 1 << 51, 1 << 60, u64::MAX - 1, u64::MAX];
+        for new in edges.into_iter().filter(|new| *new != number(place)) {
+            let mut bytes = good.clone();
+            bytes[place..place + 8].copy_from_slice(&new.to_le_bytes());
+            let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, &bytes[runs..end]);
+            bytes[128..136].copy_from_slice(&sum.to_le_bytes());
+            vellum::page::seal(&mut bytes[..4096], &[]);
+            fs::write(at("bad"), &bytes).unwrap();
+            let error = restore(&at("new"), &base, &[at("bad")]).unwrap_err();
+            // No disk has room for the longest files.
+            let is_known = matches!(&error, Error::BadBackup { .. })
+                || place == 88 && matches!(&error, Error::BackupIo { .. });
+            assert!(is_known, "{place}, {new}: {error}");
+            assert!(!at("new").exists());
+        }
+    }
+}
+
 #[test]
 fn a_restore_that_is_cancelled_leaves_nothing_and_replaces_nothing() {
     let (folder, base, store) = with_one_increment();

@@ -288,8 +288,13 @@ impl Increment {
         let runs = table.chunks_exact(ENTRY as usize);
         let runs: Vec<_> = runs.map(|run| (get_u64(run, 0), get_u64(run, 8))).collect();
         let count = runs.iter().try_fold(0_u64, |sum, (_, count)| sum.checked_add(*count));
+        // They are in order, and no frame is there twice.
+        let after = runs.iter().try_fold(0, |next, (start, count)| {
+            start.checked_add(*count).filter(|_| *start >= next && *count > 0)
+        });
         let last = index.ranges().last().map_or(0, |(start, count)| start + count);
-        if count != Some(head.frames) || last > head.file_frames {
+        let fits = |end: u64| end <= head.file_frames;
+        if count != Some(head.frames) || !after.is_some_and(fits) || !fits(last) {
             return Err(bad("its numbers of pages contradict each other".into()));
         }
         Ok(Increment { path: path.into(), file, head, runs, index })
