@@ -103,6 +103,11 @@ fn change_block(block: &mut Block, choice: usize, source: &mut Source<'_>) {
         _ => 8 + source.below(HEAD - 8),
     };
     block.0[at] = source.number() as u8;
+    if choice & 0xe00 == 0xe00 {
+        // A number at an edge of what fits, or of half of it.
+        let edge = (u64::MAX >> (choice >> 12 & 1)).wrapping_sub(source.number() as u64 % 4);
+        block.0[at & !7..][..8].copy_from_slice(&edge.to_le_bytes());
+    }
     if choice & 0x100 == 0 {
         block.reseal();
     }

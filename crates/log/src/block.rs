@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
+use std::ops::Range;
 
 use crc_fast::{CrcAlgorithm, checksum};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -36,6 +37,10 @@ pub(crate) const STARTS: u8 = 1;
 
 /// The log was closed with this block, which has no records.
 pub(crate) const CLOSES: u8 = 2;
+
+/// The numbers of openings that a block can have. Those after the last one are not used, so that
+/// the next one can be counted.
+pub(crate) const INCARNATIONS: Range<u64> = 1..u64::MAX / 2;
 
 /// Memory of one block, aligned as direct I/O wants it.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -179,8 +184,7 @@ impl Head {
             incarnation: u64::from_le_bytes(at(bytes, 40)),
         };
         let fits = usize::from(head.used) <= PAYLOAD && head.carry <= head.used;
-        // A next one can always be counted.
-        let counts = (1..u64::MAX / 2).contains(&head.incarnation);
+        let counts = INCARNATIONS.contains(&head.incarnation);
         if fits && counts { Ok(head) } else { Err(Unsound::Fields) }
     }
 

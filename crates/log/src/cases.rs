@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::block::{Block, Lsn, Unsound};
+use crate::block::{Block, Head, INCARNATIONS, Lsn, STARTS, Unsound};
 use crate::device::{LogDevice as _, SimulatedDevice, SimulatedFault, SimulatedOptions, Written};
 use crate::error::LogError;
 use crate::log::{Log, LogOptions};
@@ -50,6 +50,32 @@ fn damage_is_told_from_the_end_where_a_later_block_knows() {
     assert_eq!(recover(&device).unwrap().2, EndReason::Closed);
     device.damage(9, |block| block.fill(0));
     assert!(matches!(recover(&device), Err(LogError::Damaged { .. })));
+}
+
+/// What an opening acknowledges, the next one finds, or the opening is refused.
+#[test]
+fn a_log_with_the_last_number_of_an_opening_is_refused() {
+    for (back, opens) in [(2, true), (1, false)] {
+        let device = small_log(3);
+        device.damage(2, |bytes| {
+            let mut block = Block(*bytes);
+            let head = Head::read(&block).unwrap();
+            let head = Head { incarnation: INCARNATIONS.end - back, flags: STARTS, ..head };
+            head.seal(&mut block);
+            *bytes = block.0;
+        });
+        match recover(&device) {
+            Ok((log, ..)) => {
+                assert!(opens);
+                let lsn = log.append(b"acknowledged").unwrap();
+                log.wait_durable(lsn).unwrap();
+                drop(log);
+                let error = recover(&Arc::new(device.crash())).unwrap_err();
+                assert!(matches!(error, LogError::Damaged { .. }), "{error}");
+            }
+            Err(error) => assert!(!opens && matches!(error, LogError::Damaged { .. }), "{error}"),
+        }
+    }
 }
 
 #[test]

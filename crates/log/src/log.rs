@@ -4,7 +4,7 @@ use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
-use crate::block::{BLOCK_BYTES, Lsn, PAYLOAD_U64};
+use crate::block::{BLOCK_BYTES, INCARNATIONS, Lsn, PAYLOAD_U64};
 use crate::device::LogDevice;
 use crate::error::LogError;
 use crate::flights::{Durable, Hold, Shared};
@@ -124,6 +124,12 @@ impl Log {
             false => 0,
         };
         let incarnation = scan.newest() + 1 + hidden;
+        if !INCARNATIONS.contains(&incarnation) {
+            // No opening would believe the blocks of this one.
+            let what = format!("a block is of opening {}, the last one", scan.newest());
+            let witness = "the block's checksum is right".into();
+            return Err(LogError::Damaged { lsn: end.lsn, what, witness }.into());
+        }
         let blocks = options.ring_bytes.div_ceil(BLOCK_BYTES).next_power_of_two().max(4);
         let (start, room) = (end.lsn.block(), device.scan().end);
         let ring = Ring::new(blocks, start, room);
