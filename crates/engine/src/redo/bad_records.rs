@@ -8,6 +8,7 @@ use vellum_pool::PageRef;
 use vellum_pool::device::MemoryDevice;
 
 use super::record::RecordWriter;
+use crate::page;
 use crate::page::bytes::{put_u32, put_u64};
 use crate::{Error, Options, Store};
 
@@ -109,5 +110,60 @@ fn no_record_has_a_tree_after_the_last_one() {
     for tree in [u32::MAX - 1, u32::MAX] {
         let (file, log, page, leaf) = crashed();
         is_refused(recover(&file, log, &image(&leaf, page, tree)), "tree");
+    }
+}
+
+/// Headers whose numbers are the last ones that a header can have: the store is refused, or opens
+/// again afterwards.
+#[test]
+fn numbers_do_not_run_out_unnoticed() {
+    let (file, log, ..) = crashed();
+    let number = |at: usize| u64::from_le_bytes(*file[at..].first_chunk().unwrap());
+    for less in [0, 1, 2, 3, 4096, 1 << 20] {
+        for is_lsn in [false, true] {
+            let mut file = file.clone();
+            let newest = if number(72) > number(4096 + 72) { 0 } else { 4096 };
+            if is_lsn {
+                let lsn = (1 << 63) - 1 - less;
+                let begin = lsn - (number(newest + 144) - number(newest + 136));
+                put_u64(&mut file, newest + 136, begin);
+                put_u64(&mut file, newest + 144, lsn);
+            } else {
+                for page in [0, 4096] {
+                    // The number's last bit tells the page.
+                    let sequence = (1 << 62) - 2 * less - if page == newest { 2 } else { 3 };
+                    let sequence = sequence + u64::from(newest > 0);
+                    put_u64(&mut file, page + 72, sequence);
+                }
+            }
+            for page in [0, 4096] {
+                page::seal(&mut file[page..page + 4096], &[]);
+            }
+            let open = |file: Vec<u8>| {
+                let device = Arc::new(MemoryDevice::from_snapshot(file));
+                let store = Store::open_on(device.clone(), &options(log.kill()));
+                (device, store)
+            };
+            let (device, store) = open(file);
+            let store = match store {
+                Ok(store) => store,
+                Err(error) => {
+                    let again = open(device.snapshot()).1.err().map(|error| error.to_string());
+                    assert_eq!(again, Some(error.to_string()));
+                    continue;
+                }
+            };
+            let tree = store.tree("tree").unwrap();
+            let changed = tree.upsert(b"more", b"value");
+            drop(tree);
+            if store.close().is_err() {
+                continue;
+            }
+            let empty = SimulatedDevice::new(SimulatedOptions::default());
+            let device = Arc::new(MemoryDevice::from_snapshot(device.snapshot()));
+            let store = Store::open_on(device, &Options { log: None, ..options(empty) });
+            let store = store.unwrap_or_else(|error| panic!("{less}, {is_lsn}: {error}"));
+            assert_eq!(store.tree("tree").unwrap().contains(b"more").unwrap(), changed.is_ok());
+        }
     }
 }

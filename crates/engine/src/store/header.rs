@@ -233,11 +233,7 @@ impl Header {
             listed,
             log,
         };
-        // Counters that do not overflow for centuries.
-        let counters_are_sound = header.sequence < 1 << 62
-            && header.next_tree <= NEXT_TREE_MAX
-            && log.lsn < 1 << 63
-            && is_of_log == header.has_lsns();
+        let counters_are_sound = header.counts() && is_of_log == header.has_lsns();
         let known = (FORMAT_VERSION..=FORMAT_VERSION_PIECES).contains(&version);
         let list = header.list(bytes);
         let frames = list.map(|listed| u64::from(listed.page.frames)).sum::<u64>();
@@ -266,8 +262,18 @@ impl Header {
         })
     }
 
+    /// Whether its counters are within their limits, which they do not reach for centuries.
+    fn counts(&self) -> bool {
+        self.sequence < 1 << 62 && self.next_tree <= NEXT_TREE_MAX && self.log.lsn < 1 << 63
+    }
+
     /// Writes the header to its page. The caller makes it durable by syncing the device.
     pub(crate) fn write(&self, device: &dyn Device, list: &[Listed]) -> std::io::Result<()> {
+        if !self.counts() {
+            // Only a damaged file comes so far. No opening would believe this header.
+            let what = "the numbers of the store's header have run out: load a dump of the store";
+            return Err(std::io::Error::other(what));
+        }
         let block = self.encode(list);
         let mut writes = [Write::new(self.page().id.0, [&block.0, &[]])];
         device.write(&mut writes);
