@@ -28,8 +28,8 @@ pub enum Error {
     NotAStore(String),
     /// The file has a format version that this program cannot read.
     #[error(
-        "the store has format version {found}, and this program reads versions up to {known}: use a \
-         newer program, or bring the entries here with its vellum dump and this one's vellum load"
+        "the store has format version {found}, and this program reads versions up to {known}: use \
+         a newer program, or bring the entries here with its vellum dump and this one's vellum load"
     )]
     UnknownFormat {
         /// The version that the file records.

@@ -25,6 +25,8 @@ pub fn run(root: &Path, seconds: u32, only: Option<&str>) -> Outcome {
         let status = Command::new("cargo")
             .args(["+nightly", "fuzz", "run", target, "--"])
             .arg(format!("-max_total_time={seconds}"))
+            // An input that takes so long runs in a circle.
+            .arg("-timeout=60")
             .current_dir(root)
             .status()
             .map_err(|error| format!("cargo does not run: {error}"))?;
