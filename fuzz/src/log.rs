@@ -238,8 +238,9 @@ fn sound_crash(page_frames: u32) -> &'static Crashed {
 /// Recovers a sound store that was not closed, after changes of its file, of the blocks of its log,
 /// and of its records, all sealed again.
 ///
-/// The first byte chooses the length of pages, whether recovery has memory for few pages, and how
-/// the store ends afterwards. If the recovered store is sound, it stays sound.
+/// The first byte chooses the length of pages, whether recovery has memory for few pages, how the
+/// store ends afterwards, and whether it is read and changed a lot before. If the recovered store is
+/// sound, it stays sound.
 pub fn recovery(bytes: &[u8]) {
     let Some((choice, rest)) = bytes.split_first() else { return };
     let page_frames = 1 + u32::from(choice & 1);
@@ -261,8 +262,7 @@ pub fn recovery(bytes: &[u8]) {
             change_block(block, choice >> 3, &mut Source(bytes));
         }
     }
-    let bytes = if choice & 2 == 0 { 1 << 20 } else { 12 << 10 };
-    recover(file, &log_of(&blocks), page_frames, bytes, choice & 4 == 0);
+    recover(file, &log_of(&blocks), page_frames, *choice);
 }
 
 fn change_file(file: &mut [u8], choice: usize, source: &mut Source<'_>) {
@@ -431,35 +431,29 @@ impl Parts {
 }
 
 /// Opens a store whose log may say anything.
-fn recover(
-    file: Vec<u8>,
-    log: &Arc<SimulatedDevice>,
-    page_frames: u32,
-    bytes: usize,
-    closes: bool,
-) {
+fn recover(file: Vec<u8>, log: &Arc<SimulatedDevice>, page_frames: u32, choice: u8) {
+    let bytes = if choice & 2 == 0 { 1 << 20 } else { 12 << 10 };
     let device = Arc::new(MemoryDevice::from_snapshot(file).limited_to(FILE_PAGES));
     let options = |log| options(page_frames, log);
     let opened = Store::open_on(device.clone(), &options(log).recovery_bytes(bytes));
     let Ok(store) = opened else { return };
     let was_sound = store.check(&mut |_| {}).is_ok_and(|report| report.is_sound());
     for tree in trees(&store) {
-        read(&tree);
-        change(&tree);
-        read(&tree);
+        if choice & 8 != 0 {
+            read(&tree);
+            change(&tree);
+            read(&tree);
+        }
+        let _ = (tree.upsert(b"key 7", &[1; 3000]), tree.remove(b"key 3"));
     }
     let _ = (store.create_tree("new"), store.drop_tree("v"), store.sync());
-    let log = if closes {
+    if choice & 4 == 0 {
         let _ = store.close();
-        log_of(&[])
-    } else {
-        let killed = Arc::new(log.kill());
-        // Another store may not have the device of one that is open.
-        let image = device.snapshot();
-        drop(store);
-        return reopen(image, &options(&killed), was_sound);
-    };
-    reopen(device.snapshot(), &options(&log), was_sound);
+        return reopen(device.snapshot(), &options(&log_of(&[])), was_sound);
+    }
+    let (image, log) = (device.snapshot(), Arc::new(log.kill()));
+    drop(store);
+    reopen(image, &options(&log), was_sound);
 }
 
 fn reopen(image: Vec<u8>, options: &Options, was_sound: bool) {
