@@ -133,6 +133,38 @@ fn a_flipped_bit_in_any_page_is_found() {
     }
 }
 
+/// The next change would write over the value.
+#[test]
+fn a_check_finds_a_value_of_which_the_free_map_has_a_part() {
+    let (device, store) = memory_store(64, 1);
+    store.create_tree("t").unwrap().insert(b"long", &[9; 20_000]).unwrap();
+    store.close().unwrap();
+    let good = device.snapshot();
+    let number = |file: &[u8], at: usize| u64::from_le_bytes(*file[at..].first_chunk().unwrap());
+    let newest = [0, 4096].into_iter().max_by_key(|page| number(&good, page + 72)).unwrap();
+    let map = number(&good, newest + 96) as usize * 4096;
+    let is_value = |page: &usize| good[page * 4096 + 36] == 4;
+    let value = (2..good.len() / 4096).find(is_value).unwrap() as u64;
+    // The value has five frames. The map has all extents before them, and none after them.
+    for (start, count) in [(0, 5), (0, 1), (1, 1), (2, 2), (4, 1)] {
+        let mut file = good.clone();
+        let extents = number(&file, map + 80);
+        let last = map + 88 + 16 * (extents as usize);
+        let mut put = |at: usize, number: u64| {
+            file[at..at + 8].copy_from_slice(&number.to_le_bytes());
+        };
+        put(map + 48, 32 + 16 * (extents + 1));
+        put(map + 80, extents + 1);
+        put(last, value + start);
+        put(last + 8, count);
+        vellum::page::seal(&mut file[map..map + 4096], &[]);
+        let device = Arc::new(MemoryDevice::from_snapshot(file));
+        let store = Store::open_on(device, &options(64, 1).read_only(true)).unwrap();
+        let report = store.check(&mut |_| {}).unwrap();
+        assert!(!report.is_sound(), "frames {start} + {count}");
+    }
+}
+
 #[test]
 fn a_store_that_was_not_closed_is_refused_and_can_be_salvaged() {
     let device = Arc::new(MemoryDevice::new());

@@ -289,6 +289,12 @@ impl Space {
         extent.is_some_and(|(start, count)| page - start < count)
     }
 
+    /// Whether any of `count` pages from `start` is in a free range.
+    pub fn has_free(&self, start: u64, count: u64) -> bool {
+        let extent = self.by_start.before(start.saturating_add(count));
+        extent.is_some_and(|(first, len)| first + len > start)
+    }
+
     /// The free extents as (start, count), by address.
     pub fn free_extents(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.by_start.iter()

@@ -76,9 +76,10 @@ impl Visitor for Collector<'_> {
             let what = "it is referred to twice, or lies outside the file";
             self.report.damage.push(Error::damaged(page, what));
         }
-        let is_free = self.store.core.pages.pool.with_space(|space| space.is_free(page.id.0));
-        if is_free {
-            self.report.damage.push(Error::damaged(page, "it is in use, but the free map has it"));
+        let pool = &self.store.core.pages.pool;
+        if pool.with_space(|space| space.has_free(range.start, range.count)) {
+            let what = "it is in use, but the free map has it, or a part of it";
+            self.report.damage.push(Error::damaged(page, what));
         }
         self.report.pages_checked += u64::from(page.frames);
         let (pages_done, pages_total) = (self.report.pages_checked, self.total);
