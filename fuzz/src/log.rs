@@ -91,8 +91,16 @@ pub fn log_reader(bytes: &[u8]) {
         expected.push(vec![len as u8; len]);
     }
     drop(log);
-    let found = records_of(&Arc::new(device.crash()), None).unwrap();
+    let found = match records_of(&Arc::new(device.crash()), None) {
+        Err(error) if has_run_out(&error) => return,
+        found => found.unwrap(),
+    };
     assert!(found.into_iter().map(|record| record.bytes).eq(expected));
+}
+
+/// Whether a log is refused because a block is of the last opening that there can be.
+fn has_run_out(error: &dyn std::error::Error) -> bool {
+    error.to_string().contains("the last one")
 }
 
 /// Changes a field of a block's head, or of its payload, and seals it again.
@@ -239,8 +247,8 @@ fn sound_crash(page_frames: u32) -> &'static Crashed {
 /// and of its records, all sealed again.
 ///
 /// The first byte chooses the length of pages, whether recovery has memory for few pages, how the
-/// store ends afterwards, and whether it is read and changed a lot before. If the recovered store is
-/// sound, it stays sound.
+/// store ends afterwards, and whether it is read and changed a lot before. If the recovered store
+/// is sound, it stays sound.
 pub fn recovery(bytes: &[u8]) {
     let Some((choice, rest)) = bytes.split_first() else { return };
     let page_frames = 1 + u32::from(choice & 1);
@@ -460,7 +468,9 @@ fn reopen(image: Vec<u8>, options: &Options, was_sound: bool) {
     let device = Arc::new(MemoryDevice::from_snapshot(image).limited_to(FILE_PAGES));
     let store = match Store::open_on(device, options) {
         Ok(store) => store,
-        Err(error) if was_sound => panic!("a sound store does not open again: {error}"),
+        Err(error) if was_sound && !has_run_out(&error) => {
+            panic!("a sound store does not open again: {error}")
+        }
         Err(_) => return,
     };
     let report = store.check(&mut |_| {});
