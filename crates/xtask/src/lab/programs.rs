@@ -10,11 +10,12 @@ use crate::workspace::Outcome;
 pub type LeftOut = [(&'static str, &'static str)];
 
 /// Test programs that are for the host.
-const NOT_FOR_GUESTS: [(&str, &str); 5] = [
+const NOT_FOR_GUESTS: [(&str, &str); 6] = [
     ("vellum-kernel-tests/frames_on_the_host", "it calls the compiler, and wants real threads"),
     ("vellum-pool/model", "its locks and threads are a model's: the kernel has no part in it"),
     ("vellum-pool/policy_contract", "it calls the policies alone, without a pool or any memory"),
     ("vellum-pool/space", "it asks the map of free pages alone, without a pool or any memory"),
+    ("vellum/kept_files", "it opens files of the repository, which a guest does not have"),
     ("vellum/gate_model", "its locks and threads are a model's: the kernel has no part in it"),
 ];
 
