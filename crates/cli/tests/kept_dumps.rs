@@ -4,6 +4,8 @@
 //! They lie in `crates/cli/tests/files`, in a folder for each version of the format, and are dumps
 //! of a store that is kept, too (`crates/engine/tests/kept_files`). `VELLUM_KEEP=dump-N cargo test
 //! -p vellum-cli --test kept_dumps make -- --ignored` writes those of a new version.
+// In tests, unwrap is the assertion.
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

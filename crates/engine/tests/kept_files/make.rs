@@ -14,9 +14,10 @@ use vellum::{BackupOptions, Options, Store};
 use crate::contents::{self, Step};
 use crate::{FORMAT, files, goes_on, log_of};
 
-/// Little memory, so that the pieces of values are short.
+/// Little memory, so that the pieces of values are short; no log.
 fn options(page_frames: u32) -> Options {
-    Options::new().pool_bytes(64 * 4096 * u64::from(page_frames)).page_frames(page_frames)
+    let pool_bytes = 64 * 4096 * u64::from(page_frames);
+    Options::new().pool_bytes(pool_bytes).page_frames(page_frames).log(false)
 }
 
 /// Takes steps on a store.
