@@ -91,8 +91,8 @@ impl Place {
     }
 }
 
-/// A change of a tree, by its name: the key and the new value. Without a value it removes the entry,
-/// without a key all entries.
+/// A change of a tree, by its name: the key and the new value. Without a value it removes the
+/// entry, without a key all entries.
 type Change = (&'static str, Option<Vec<u8>>, Option<Vec<u8>>);
 
 /// What a step changes: from its number alone.
