@@ -213,8 +213,8 @@ pub(super) fn read_frames(
 }
 
 /// Adds the records from the byte `from` of their copy on. Returns the byte after them, and the
-/// ranges of pages that they take, in order, without the pages of which they have images. A range of
-/// several pages may have some of these: recovery writes them later.
+/// ranges of pages that they take, in order, without the pages of which they have images. A range
+/// of several pages may have some of these: recovery writes them later.
 fn add_records(
     held: &Held,
     from: u64,

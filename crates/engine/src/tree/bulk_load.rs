@@ -13,7 +13,7 @@ use crate::node::bulk::{BulkBuilder, PageSink};
 use crate::node::{Node, Payload};
 use crate::page::runs::PageRuns;
 use crate::page::{LEVEL, PAGE_HEADER, PageKind};
-use crate::store::pages::Change;
+use crate::store::pages::{Change, RANGES_MAX, in_records};
 
 /// How full the loader makes leaves and inner nodes, in percent. This leaves room for a few later
 /// inserts.
@@ -166,9 +166,8 @@ impl<'a> BulkLoader<'a> {
         let change = pages.change()?;
         self.access.check_dropped()?;
         // Within one change, so that no checkpoint comes between.
-        pages.log_ranges(new.all().ranges(), false)?;
         self.values.iter().try_for_each(|value| value.log_pages(&change))?;
-        self.access.install(&change, &image)?;
+        self.access.install(&change, &image, new.all().ranges())?;
         self.values.iter().for_each(|value| value.link(&change));
         pages.unlinked.link(new.unlinked);
         Ok(entries)
@@ -202,8 +201,14 @@ impl Access<'_> {
         Ok(())
     }
 
-    /// Makes `image` the root if the tree is still empty.
-    fn install(self, change: &Change<'_>, image: &[u8]) -> Result<()> {
+    /// Makes `image` the root if the tree is still empty. It refers to ranges (start, count) of new
+    /// pages.
+    fn install(
+        self,
+        change: &Change<'_>,
+        image: &[u8],
+        new: impl Iterator<Item = (u64, u64)>,
+    ) -> Result<()> {
         let mut root = self.exclusive_root()?;
         if !is_empty(&root) {
             return Err(Error::NotEmpty);
@@ -211,7 +216,13 @@ impl Access<'_> {
         if self.pages.versions.are_kept() {
             self.pages.versions.keep_load(self.tree.id);
         }
+        let new = in_records(new);
+        // Usually none. A crash after their records, and before that of the group, would lose them.
+        let (before, with) = new.split_at(new.len().saturating_sub(RANGES_MAX));
+        let ranges = before.iter().map(|range| (range.id.0, u64::from(range.frames)));
+        self.pages.log_ranges(ranges, false)?;
         let mut group = self.group(change);
+        with.iter().for_each(|range| group.take(*range));
         group.copy(&mut root, image);
         group.end(&mut [&mut root]).map(drop)
     }
