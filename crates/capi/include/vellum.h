@@ -80,9 +80,9 @@
  *     if (error != -ENODATA)
  *         errx(1, "%s", vellum_last_error());
  *
- * The end of the process. exit() closes the stores that are open. A store that was opened with
- * VELLUM_LOG recovers at its next opening, whatever the process or the machine did: it has all that
- * was durable. Without a log: if a process changes a store after its last vellum_store_sync() and is
+ * The end of the process. exit() closes the stores that are open. A store that was not closed recovers
+ * at its next opening from its log, whatever the process or the machine did: it has all that was
+ * durable. With VELLUM_NO_LOG: if a process changes a store after its last vellum_store_sync() and is
  * then killed, or ends by _exit(), the store is unclean, and an unclean store does not open
  * (-EUCLEAN). The child of a fork must not use the handles of its parent. It may free readers,
  * writers, cursors, snapshots and transactions; the parent keeps its own.
@@ -125,7 +125,7 @@ typedef struct vellum_cursor vellum_cursor;
 #define VELLUM_CREATE    1u /* create the store or the tree if it does not exist */
 #define VELLUM_READ_ONLY 2u /* refuse changes; several processes may open a file read-only */
 #define VELLUM_NEW       4u /* refuse a key that has a value, instead of replacing the value */
-#define VELLUM_LOG       8u /* write changes to a log, in a folder next to the file */
+#define VELLUM_NO_LOG    8u /* have no log, which lies in a folder next to the file otherwise */
 #define VELLUM_SNAPSHOT 16u /* snapshot isolation: others may change what was only read */
 #define VELLUM_BUFFERED 32u /* a commit does not wait: a crash may take the last milliseconds */
 #define VELLUM_NO_SYNC  64u /* durable with the next transaction that is, or the next sync */
@@ -136,7 +136,7 @@ typedef struct vellum_cursor vellum_cursor;
 /* Options of vellum_store_open(). */
 struct vellum_store_options {
 	uint64_t pool_bytes; /* memory for pages; 0: half of what the process may use */
-	uint32_t flags;      /* VELLUM_READ_ONLY, or of VELLUM_CREATE and VELLUM_LOG any */
+	uint32_t flags;      /* VELLUM_READ_ONLY, or of VELLUM_CREATE and VELLUM_NO_LOG any */
 	uint32_t reserved;   /* 0 */
 };
 

@@ -44,8 +44,8 @@ pub struct CStoreOptions {
 const CREATE: u32 = 1;
 const READ_ONLY: u32 = 2;
 const NEW: u32 = 4;
-const LOG: u32 = 8;
-const CREATE_WITH_LOG: u32 = CREATE | LOG;
+const NO_LOG: u32 = 8;
+const CREATE_WITHOUT_LOG: u32 = CREATE | NO_LOG;
 
 /// Whether a flag is set. All other flags are errors.
 fn only_flag(flags: u32, flag: u32) -> Outcome<bool> {
@@ -93,12 +93,12 @@ fn open(path: &Path, options: Option<&CStoreOptions>) -> Outcome<Store> {
     if pool_bytes != 0 {
         options = options.pool_bytes(pool_bytes);
     }
-    if flags & LOG != 0 {
-        options = options.log(true);
+    if flags & NO_LOG != 0 {
+        options = options.log(false);
     }
     Ok(match flags {
-        0 | LOG => Store::open(path, &options)?,
-        CREATE | CREATE_WITH_LOG => Store::open_or_create(path, &options)?,
+        0 | NO_LOG => Store::open(path, &options)?,
+        CREATE | CREATE_WITHOUT_LOG => Store::open_or_create(path, &options)?,
         READ_ONLY => Store::open(path, &options.read_only(true))?,
         _ => return Err(Failure::argument("flags that exclude each other, or do not exist")),
     })

@@ -209,7 +209,7 @@ static void misuse(vellum_store *store)
 	CHECK(vellum_store_open("x", &options, &other) == -EINVAL);
 	options.flags = VELLUM_CREATE | VELLUM_READ_ONLY;
 	CHECK(vellum_store_open("x", &options, &other) == -EINVAL);
-	options.flags = VELLUM_LOG | VELLUM_READ_ONLY;
+	options.flags = VELLUM_NO_LOG | VELLUM_READ_ONLY;
 	CHECK(vellum_store_open("x", &options, &other) == -EINVAL);
 	options.flags = 0;
 	options.reserved = 1;
@@ -945,14 +945,14 @@ static void recovery(void)
 
 	CHECK(child >= 0);
 	if (child == 0) {
-		store = open_store("logged", VELLUM_CREATE | VELLUM_LOG);
+		store = open_store("logged", VELLUM_CREATE);
 		tree = open_tree(store);
 		one = begin_transaction(store, 0);
 		CHECK(put_in(one, tree, "x", 5, 0) == 0 && vellum_transaction_commit(one) == 0);
 		_exit(0);
 	}
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
-	store = open_store("logged", VELLUM_LOG);
+	store = open_store("logged", 0);
 	tree = open_tree(store);
 	one = begin_transaction(store, 0);
 	CHECK(number_in(one, tree, "x") == 5);

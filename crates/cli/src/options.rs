@@ -125,10 +125,10 @@ pub struct StoreArguments {
     #[command(flatten)]
     pub pool: PoolArguments,
 
-    /// Have a log while the command changes the store: if it is killed, the store is not damaged,
-    /// and the next command recovers it
+    /// Have no log while the command changes the store. That writes less, for a large load; but if
+    /// the command is killed, the store is lost
     #[arg(long)]
-    log: bool,
+    no_log: bool,
 
     /// The folder of the log [default: STORE.log]. A store that was not closed needs its log
     #[arg(long, value_name = "FOLDER")]
@@ -166,10 +166,11 @@ impl StoreArguments {
     /// The options to open the store, for a command with this need.
     pub fn options(&self, need: Need) -> Options {
         let options = recovery::shown(self.pool.options(need.bytes(&self.path)));
-        match &self.log_folder {
-            Some(folder) => options.log_folder(folder).log(self.log),
-            None => options.log(self.log),
-        }
+        let options = match &self.log_folder {
+            Some(folder) => options.log_folder(folder),
+            None => options,
+        };
+        if self.no_log { options.log(false) } else { options }
     }
 
     /// Opens the store for reading and passes it to `work`. Recovers the store first if it was not

@@ -43,8 +43,7 @@ fn a_backup_and_its_increments_become_the_store_again() {
     let said = text(&["backup", &store, &at("one"), "--since", &at("full")]);
     assert!(said.contains("changed since"), "{said}");
     ok(&["rm", &store, "value 3"]);
-    let log = ["put", &store, "more", "and more", "--log"];
-    ok(&log);
+    ok(&["put", &store, "more", "and more", "--no-log"]);
     let said = text(&["backup", &store, &at("two"), "--since", &at("one"), "--json"]);
     let report: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert!(report["file_bytes"].as_u64().unwrap() < 100_000, "{report}");
@@ -73,7 +72,7 @@ fn a_backup_and_its_increments_become_the_store_again() {
 
 /// A `load` that has the store open until its input ends.
 fn loading(store: &str) -> Child {
-    let mut load = support::command(&["load", store, "--log"]);
+    let mut load = support::command(&["load", store]);
     let mut child = load.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let head = b"VERSION=3\nformat=print\ndatabase=b\nHEADER=END\n 1\n one\n";
     std::io::Write::write_all(child.stdin.as_mut().unwrap(), head).unwrap();

@@ -35,7 +35,7 @@ fn store(folder: &Folder, entries: u64) -> String {
 
 #[test]
 fn a_store_gets_shorter_and_keeps_its_entries() {
-    for log in [&[][..], &["--log"]] {
+    for log in [&[][..], &["--no-log"]] {
         let folder = Folder::new();
         let store = store(&folder, 20_000);
         let (before, dumped) = (fs::metadata(&store).unwrap().len(), text(&["dump", &store]));
@@ -65,7 +65,7 @@ fn what_is_no_store_is_refused() {
     let error = fails(&["compact", &folder.name("other")]);
     assert!(error.contains("not a Vellum store"), "{error}");
     let help = text(&["compact", "--help"]);
-    assert!(help.contains("Store::compact") && help.contains("--log"), "{help}");
+    assert!(help.contains("Store::compact") && help.contains("--no-log"), "{help}");
 }
 
 /// A signal ends a compaction after its current step, and the store opens.
@@ -84,7 +84,7 @@ fn a_signal_ends_a_compaction_and_keeps_all_entries() {
         fs::copy(&full, &copy).unwrap();
         let mut child = Command::new("env");
         child.args(["--default-signal=INT,TERM,HUP", env!("CARGO_BIN_EXE_vellum")]);
-        child.args(["compact", "--log", &copy]).stderr(Stdio::null()).stdout(Stdio::null());
+        child.args(["compact", &copy]).stderr(Stdio::null()).stdout(Stdio::null());
         let mut child = child.spawn().unwrap();
         // Before it makes the log, it watches for signals.
         while !folder.path("copy.log").exists() && child.try_wait().unwrap().is_none() {

@@ -229,7 +229,7 @@ fn a_store_that_was_not_closed_is_recovered_by_the_next_command() {
         let with_log = ["--log-folder", &moved];
         let arguments = match reads {
             true => vec!["get", &store, "greeting"],
-            false => vec!["put", "--log", &store, "other", "value"],
+            false => vec!["put", &store, "other", "value"],
         };
         let output = run(&[&arguments[..], &with_log].concat());
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -60,12 +60,13 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
-    /// The last program that had the store open did not close it.
+    /// The last program that had the store open did not close it, and had opened it without a log.
     #[error(
-        "the store was not closed cleanly, so its pages may not fit together: load a dump into a \
-         new store, or save what can be read (open it for salvage, or vellum dump --salvage). That \
-         brings back the entries of each tree: those in pages that were not changed after the last \
-         sync or close as they were then, the others as they were then, or later, or not at all"
+        "the store had no log and was not closed cleanly, so its pages may not fit together: load \
+         a dump into a new store, or save what can be read (open it for salvage, or vellum dump \
+         --salvage). That brings back the entries of each tree: those in pages that were not \
+         changed after the last sync or close as they were then, the others as they were then, or \
+         later, or not at all"
     )]
     UncleanShutdown,
     /// Another handle or process has the file open.
@@ -73,7 +74,7 @@ pub enum Error {
     InUse(String),
     /// The store's log has no room, or has failed.
     #[error(transparent)]
-    Log(#[from] LogError),
+    Log(LogError),
     /// The store was not closed, and needs its log to recover. The caller has opened it read-only.
     #[error(
         "the store was not closed, and has to recover from its log before it can be read: open it \
@@ -319,7 +320,7 @@ impl Error {
             | Error::NeedsRecovery
             | Error::NoLog { .. }
             | Error::OtherLog { .. } => Errno::UCLEAN,
-            Error::InUse(_) | Error::Log(LogError::InUse { .. }) => Errno::BUSY,
+            Error::InUse(_) => Errno::BUSY,
             Error::ReadOnly => Errno::ROFS,
             Error::KeyTooLong { .. } => Errno::NAMETOOLONG,
             Error::ValueTooLong { .. }
@@ -416,6 +417,17 @@ impl From<PoolError> for Error {
                 Error::PoolTooSmall { bytes: frames * 4096, min: min * 4096 }
             }
             _ => Error::Pool(Box::new(error)),
+        }
+    }
+}
+
+impl From<LogError> for Error {
+    /// What concerns the whole store has one name, whether the log or the file says it.
+    fn from(error: LogError) -> Error {
+        match error {
+            LogError::Closed => Error::Closed,
+            LogError::InUse { .. } => Error::InUse(error.to_string()),
+            error => Error::Log(error),
         }
     }
 }

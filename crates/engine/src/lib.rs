@@ -28,11 +28,11 @@
 //! [snapshot](Store::snapshot) is a view that does not change, and that blocks no change.
 //! docs/transactions.md says what they guarantee; docs/format.md describes the bytes on disk.
 //!
-//! A store with a log
-//! ([`Options::log`]) loses nothing that was synced if its process is killed or the power fails. A
-//! store without one can be opened again only if it was closed, or synced after its last change.
-//! The store closes when its last handle is dropped, also when a panic drops it, and when the
-//! process exits. A process that is killed closes nothing.
+//! A store loses nothing that was synced if its process is killed or the power fails: it writes
+//! each change to a log, and the next opening recovers it. A store [without a log](Options::log)
+//! can be opened again only if it was closed, or synced after its last change. The store closes
+//! when its last handle is dropped, also when a panic drops it, and when the process exits. A
+//! process that is killed closes nothing.
 
 mod backup;
 mod error;

@@ -225,6 +225,56 @@ fn what_is_there_is_not_replaced_unless_it_is_asked_for() {
     only_files(folder.path(), &["a.vellum", "b.vellum"]);
 }
 
+/// The pages of a bulk load are in no log: a backup has them from the file. Some of the loads end
+/// during the backup, and their trees are changed afterwards.
+#[test]
+fn a_backup_has_whole_loads() {
+    let (_folder, path, backup) = folder();
+    let store = Store::create(&path, &with_log()).unwrap();
+    fill(&store);
+    let entry = |number: u32| (number.to_be_bytes(), long_value(number.into(), 90));
+    let load = |name: &str| {
+        let tree = store.create_tree(name).unwrap();
+        tree.bulk_load((0..3000).map(entry)).unwrap();
+        (0..3000).step_by(100).for_each(|number: u32| {
+            tree.remove(&number.to_be_bytes()).unwrap();
+        });
+    };
+    let mut loads = 0;
+    store
+        .backup(&backup, &BackupOptions::new(), &mut |_| {
+            if loads < 20 {
+                load(&format!("load {loads}"));
+                loads += 1;
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    let copy = Store::open(&backup, &options().read_only(true)).unwrap();
+    assert!(copy.check(&mut |_| ()).unwrap().is_sound());
+    let names = copy.trees().unwrap().into_iter().filter(|name| name.starts_with("load"));
+    let mut whole = 0;
+    for name in names {
+        let tree = copy.tree(&name).unwrap();
+        let left: Vec<u32> = tree
+            .entries()
+            .map(|found| {
+                let (key, value) = found.unwrap();
+                let number = u32::from_be_bytes(key[..].try_into().unwrap());
+                assert_eq!(&value[..], entry(number).1, "{name}, {number}");
+                number
+            })
+            .collect();
+        // The backup may be of a moment between the changes, or before the load.
+        let removed = 3000 - left.len() as u32;
+        let expected = (0..3000).filter(|number| number % 100 > 0 || *number >= removed * 100);
+        assert!(left.is_empty() || left.into_iter().eq(expected), "{name}");
+        whole += 1;
+    }
+    println!("{whole} of {loads} loads");
+    assert!(loads > 2 && whole > 0, "{whole} of {loads} loads");
+}
+
 #[test]
 fn a_backup_that_is_cancelled_leaves_nothing() {
     for options in [with_log(), options()] {

@@ -64,7 +64,8 @@ fn a_closed_store_has_streams_that_say_so() {
     for reader in &mut readers {
         assert!(matches!(inner(reader.read(&mut [0; 10]).unwrap_err()), Error::Closed));
     }
-    assert!(matches!(inner(writer.write_all(&bytes(1 << 20, 3)).unwrap_err()), Error::Closed));
+    let error = inner(writer.write_all(&bytes(1 << 20, 3)).unwrap_err());
+    assert!(matches!(error, Error::Closed), "{error:?}");
     assert!(writer.finish().is_err());
     assert!(matches!(tree.clone().into_writer(b"k"), Err(Error::Closed)));
     assert!(matches!(tree.into_reader(b"k"), Err(Error::Closed)));

@@ -15,7 +15,7 @@ use vellum::{Error, Options, Store};
 fn a_closed_store_opens_with_everything_in_it() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
-    let options = Options::new().pool_bytes(1 << 20);
+    let options = Options::new().pool_bytes(1 << 20).log(false);
     let large: Vec<u8> = (0..200_000u32).map(|n| (n % 251) as u8).collect();
     let store = Store::create(&path, &options).unwrap();
     let id = store.stat().unwrap().store_id;
@@ -317,7 +317,7 @@ fn a_file_has_its_name_only_when_it_is_a_store() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     let done = AtomicBool::new(false);
-    let options = Options::new().pool_bytes(1 << 20);
+    let options = Options::new().pool_bytes(1 << 20).log(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::SeqCst) {

@@ -64,7 +64,8 @@ fn compare(context: &Context<'_>, outcome: &mut Outcome, name: &str, graph: &Gra
     let pools = [pool(&directory.join("large"), large)?, pool(&directory.join("small"), small)?];
     let pages = [PageGraph::store(&pools[0], graph)?, PageGraph::store(&pools[1], graph)?];
     pools[1].sync()?;
-    let store = Store::create(directory.join("tree.vellum"), &Options::new().pool_bytes(large))?;
+    let options = Options::new().pool_bytes(large).log(false);
+    let store = Store::create(directory.join("tree.vellum"), &options)?;
     let tree = store.create_tree("edges")?;
     tree.bulk_load((0..graph.vertices() as u32).map(|vertex| {
         let edges = graph.neighbours(vertex).iter().flat_map(|target| target.to_le_bytes());

@@ -102,7 +102,7 @@ fn sample(directory: &Path, load: Load, scale: &Scale) -> Result<Sample> {
         std::fs::create_dir_all(folder)?;
     }
     let pool = (scale.entries + scale.changes) * 400;
-    let options = Options::new().pool_bytes(pool.max(64 << 20));
+    let options = Options::new().pool_bytes(pool.max(64 << 20)).log(false);
     let store = Store::create(live.join("store"), &options)?;
     let tree = store.create_tree("data")?;
     tree.bulk_load((0..scale.entries).map(|number| (key(number).to_vec(), value(number))))?;

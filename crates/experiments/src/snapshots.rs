@@ -81,7 +81,7 @@ struct Setup {
 
 impl Setup {
     fn new(context: &Context<'_>, entries: u64) -> Result<Setup> {
-        let options = Options::new().pool_bytes(1 << 30);
+        let options = Options::new().pool_bytes(1 << 30).log(false);
         let store = Store::create(context.make_directory("snapshots")?.join("store"), &options)?;
         let tree = store.create_tree("data")?;
         tree.bulk_load((0..entries).map(|number| (key(number).to_vec(), value(number))))?;

@@ -68,28 +68,32 @@ impl PyStore {
     /// pool_bytes: memory for pages, a hard limit; None for half of what the process may use.
     /// create: make the store if it does not exist. read_only: refuse changes; several processes
     /// may open a store read-only. log: write changes to a log, in the folder log_folder or one
-    /// beside the file, so that a crash loses nothing that was durable.
+    /// next to the file, so that a crash loses nothing that was durable; None for whether the store
+    /// is in a file, and not on a block device.
     #[staticmethod]
     #[pyo3(signature = (
-        path, *, pool_bytes=None, create=false, read_only=false, log=false, log_folder=None
+        path, *, pool_bytes=None, create=false, read_only=false, log=None, log_folder=None
     ))]
     fn open(
         path: &Bound<'_, PyAny>,
         pool_bytes: Option<u64>,
         create: bool,
         read_only: bool,
-        log: bool,
+        log: Option<bool>,
         log_folder: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         if create && read_only {
             return Err(PyValueError::new_err("a store cannot be created read-only"));
         }
-        if read_only && (log || log_folder.is_some()) {
+        if read_only && (log == Some(true) || log_folder.is_some()) {
             return Err(PyValueError::new_err("a store that is open read-only has no log"));
         }
-        let mut options = Options::new().read_only(read_only).log(log);
+        let mut options = Options::new().read_only(read_only);
         if let Some(folder) = log_folder {
             options = options.log_folder(source::path(folder)?);
+        }
+        if let Some(log) = log {
+            options = options.log(log);
         }
         if let Some(bytes) = pool_bytes {
             options = options.pool_bytes(bytes);

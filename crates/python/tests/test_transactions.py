@@ -416,7 +416,7 @@ class Logs(InStore):
         program = """if True:
             import os, signal, sys
             from vellum.store import Store
-            store = Store.open(sys.argv[1], pool_bytes=1 << 20, create=True, log=True)
+            store = Store.open(sys.argv[1], pool_bytes=1 << 20, create=True)
             tree = store.tree("t", create=True)
             for number in range(100):
                 with store.begin() as transaction:

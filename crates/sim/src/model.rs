@@ -83,7 +83,7 @@ impl Change {
 
     /// Whether a crash within the change may leave pages that nothing refers to.
     pub fn may_lose_pages(&self) -> bool {
-        matches!(self, Change::Drop(_) | Change::Clear(_) | Change::Load(..))
+        matches!(self, Change::Drop(_) | Change::Clear(_))
     }
 }
 

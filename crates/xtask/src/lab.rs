@@ -445,7 +445,7 @@ fn tests(
     // Integration tests make their files where cargo says: next to the build.
     let target = first.path.ancestors().nth(3).unwrap_or(root);
     command.arg("--scratch").arg(target.join("tmp"));
-    command.args(["--pmem", "--module", "kvm-amd", "run"]);
+    command.args(["--pmem", "--module", "kvm-amd", "--module", "dm-log-writes", "run"]);
     command.args(["--patience", PATIENCE]);
     if let Some(filter) = &options.filter {
         command.args(["--arguments", filter]);

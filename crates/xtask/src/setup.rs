@@ -24,6 +24,7 @@ const LAB_PROGRAMS: &[(&str, &str)] = &[
     ("xz", "xz-utils"),
     ("depmod", "kmod"),
     ("ndctl", "ndctl"),
+    ("dmsetup", "dmsetup"),
     // Modules are built with the compiler of their kernels, and checked by one of the kernel's
     // programs.
     ("gcc-12", "gcc-12"),

@@ -16,7 +16,6 @@ use crate::{interrupt, size};
 const HELP: &str = "\
 Examples:
   vellum compact notes.vellum           notes.vellum: 812.0 MiB before, 340.2 MiB now; moved ...
-  vellum compact notes.vellum --log     safe from a crash, too
   vellum compact notes.vellum --json
 
 Removed entries leave free pages in the file, which the store uses for new ones: 'vellum stat' shows
@@ -24,7 +23,7 @@ how many there are. This command moves pages from the end of the file to free pl
 cuts the end off. It needs no space for that, and leaves all entries as they are.
 
 Ctrl-C ends the command after the current step, and what is free in the end of the file is cut off.
-A later call goes on. If the process is killed, a store without --log may be refused afterwards.
+A later call goes on. If the process is killed, the next command recovers the store from its log.
 
 A program that has a store open compacts it itself while it runs: Store::compact in Rust. Pages that
 are half full stay so: 'vellum dump' and 'vellum load' make a store with full ones.";

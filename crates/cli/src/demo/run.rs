@@ -115,7 +115,8 @@ impl Demo<'_> {
     fn options(&self) -> Options {
         let pool =
             PoolArguments { pool: Some(self.plan.pool_bytes), backend: self.arguments.backend };
-        pool.options(None)
+        // The files can be stored again. Only what is killed has a log.
+        pool.options(None).log(false)
     }
 
     /// The phases before the store is closed for the first time.

@@ -7,8 +7,8 @@
 //! 1. All pages that are in use in the cut, whatever state the file has them in, torn ones too.
 //! 2. The records from the cut to an end that comes after that. Recovery writes the pages that they
 //!    change.
-//! 3. The pages of values that the records take: records have no images of them, but they are in
-//!    the file before their record is.
+//! 3. The pages of values and of bulk loads that the records take: records have no images of them,
+//!    but they are in the file before their record is.
 //!
 //! The end is between two changes: a short freeze of the gate finds it. From there on until all
 //! pages of values were read, places that are freed are not used again.
@@ -212,8 +212,9 @@ pub(super) fn read_frames(
     }
 }
 
-/// Adds the records from the byte `from` of their copy on. Returns the byte behind them, and the
-/// ranges of pages that they take and have no image of, in order.
+/// Adds the records from the byte `from` of their copy on. Returns the byte after them, and the
+/// ranges of pages that they take, in order, without the pages of which they have images. A range
+/// of several pages may have some of these: recovery writes them later.
 fn add_records(
     held: &Held,
     from: u64,
@@ -227,7 +228,7 @@ fn add_records(
         }
         recovery.add(record)
     })?;
-    taken.retain(|(start, _)| !recovery.has_image(*start));
+    taken.retain(|range| !recovery.has_image(*range));
     taken.sort_unstable();
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for (start, count) in taken {

@@ -40,10 +40,6 @@ impl PageRuns {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
-
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
-    }
 }
 
 impl Run {
@@ -75,7 +71,5 @@ mod tests {
         (0..100_000).for_each(|number| runs.push(PageRef::new(100_007 + 4 * number, 4)));
         assert_eq!(runs.0.len(), 2);
         assert_eq!(runs.iter().last(), Some(PageRef::new(100_007 + 4 * 99_999, 4)));
-        runs.clear();
-        assert_eq!(runs.iter().count(), 0);
     }
 }

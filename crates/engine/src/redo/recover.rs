@@ -149,9 +149,9 @@ impl<'a> Recovery<'a> {
         freed.map_err(|error| Error::damaged(PageRef::new(start, 1), error.to_string()))
     }
 
-    /// Whether the records have an image of the page that begins here.
-    pub(crate) fn has_image(&self, first: u64) -> bool {
-        self.pages.contains_key(&first)
+    /// Whether the records have an image of a page that is just this range (start, count).
+    pub(crate) fn has_image(&self, (start, count): (u64, u64)) -> bool {
+        self.pages.get(&start).is_some_and(|page| u64::from(page.frames) == count)
     }
 
     /// Drops what is known of pages in a range.

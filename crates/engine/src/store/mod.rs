@@ -213,8 +213,8 @@ impl Store {
     /// still read it; its pages are freed when the last of them ends.
     ///
     /// # Errors
-    /// [`NoSuchTree`](Error::NoSuchTree); a full log; damage of the catalog, or a failed read there.
-    /// After an error the tree is still there.
+    /// [`NoSuchTree`](Error::NoSuchTree); a full log; damage of the catalog, or a failed read
+    /// there. After an error the tree is still there.
     ///
     /// Pages of the tree that are damaged, or cannot be read, are no error: they stay allocated and
     /// unused, and [`check`](Store::check) counts them.

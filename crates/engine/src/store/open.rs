@@ -35,13 +35,13 @@ pub(crate) fn create_file(path: &Path, options: &Options) -> Result<StoreCore> {
         return Err(Error::ReadOnly);
     }
     let (device, file) = UnpublishedFile::create(path, file_options(options))?;
-    let mut core = create_without_log(Arc::new(device), options)?;
-    if !options.wants_log() {
+    let place = LogPlace::of(options, Some(path));
+    let mut core = create_without_log(Arc::new(device), options, &place)?;
+    if !options.wants_log(&place) {
         file.publish()?;
         return Ok(core);
     }
     let store = core.pages.header().store_id;
-    let place = LogPlace::of(options, Some(path));
     let log = place.create(store, &core.pages.device, options)?;
     if let Err(error) = file.publish() {
         log.remove();
@@ -68,16 +68,21 @@ fn file_options(options: &Options) -> FileOptions {
 
 /// Creates an empty store on a device, durably.
 pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<StoreCore> {
-    let mut core = create_without_log(device, options)?;
-    if options.wants_log() {
+    let place = LogPlace::of(options, None);
+    let mut core = create_without_log(device, options, &place)?;
+    if options.wants_log(&place) {
         let store = core.pages.header().store_id;
-        let log = LogPlace::of(options, None).create(store, &core.pages.device, options)?;
+        let log = place.create(store, &core.pages.device, options)?;
         begin_log(&mut core, log, options)?;
     }
     Ok(core)
 }
 
-fn create_without_log(device: Arc<dyn Device>, options: &Options) -> Result<StoreCore> {
+fn create_without_log(
+    device: Arc<dyn Device>,
+    options: &Options,
+    place: &LogPlace,
+) -> Result<StoreCore> {
     let page_frames = options.page_frames.unwrap_or(1);
     if !(1..=PAGE_FRAMES_MAX).contains(&page_frames) {
         return Err(Error::BadOption(format!(
@@ -88,7 +93,7 @@ fn create_without_log(device: Arc<dyn Device>, options: &Options) -> Result<Stor
         return Err(Error::ReadOnly);
     }
     let pool_options = options.pool_options(page_frames)?;
-    options.check_log(page_frames)?;
+    options.check_log(page_frames, place)?;
     let space = Space::new(HEADER_PAGES);
     let mut header = Header {
         version: FORMAT_VERSION,
@@ -157,7 +162,7 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
         )));
     }
     let pool_options = options.pool_options(header.page_frames)?;
-    options.check_log(header.page_frames)?;
+    options.check_log(header.page_frames, place)?;
     let (mut log, mut recovery) = (None, None);
     if !options.salvage {
         // First, because the file's length in a header that says "in use" may be wrong.
@@ -187,7 +192,7 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
     let pool = Pool::open(device.clone(), format, space, pool_options)?;
     let mut core = StoreCore::new(pool, device, file, free_map, options.salvage);
     core.recovery = recovery;
-    match (options.wants_log(), log) {
+    match (options.wants_log(place), log) {
         (true, Some(log)) => begin_log(&mut core, log, options)?,
         (true, None) => {
             let log = place.create(header.store_id, &core.pages.device, options)?;

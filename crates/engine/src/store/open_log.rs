@@ -225,12 +225,19 @@ pub(crate) fn begin_log(core: &mut StoreCore, log: OpenLog, options: &Options) -
 }
 
 impl Options {
-    /// Whether the options of the log make sense for a store with tree pages of this length.
-    pub(crate) fn check_log(&self, page_frames: u32) -> Result<()> {
+    /// Whether a store with this place for a log gets one.
+    pub(crate) fn wants_log(&self, place: &LogPlace) -> bool {
+        let has_log = self.has_log.unwrap_or(!matches!(place, LogPlace::Nowhere));
+        (has_log || self.log.is_some()) && !self.is_read_only()
+    }
+
+    /// Whether the options of the log make sense for a store with tree pages of this length, and
+    /// with this place for a log.
+    pub(crate) fn check_log(&self, page_frames: u32, place: &LogPlace) -> Result<()> {
         let page_bytes = u64::from(page_frames) * PAGE_SIZE as u64;
         // Half of the log is for two changes under way, or more if they fit.
         let min = LOG_BYTES_MIN.max(4 * bytes_per_change(page_bytes));
-        match self.wants_log() && self.log.is_none() && self.log_bytes < min {
+        match self.wants_log(place) && self.log.is_none() && self.log_bytes < min {
             true => Err(Error::BadOption(format!(
                 "a log of {} bytes: the log of a store with tree pages of {page_bytes} bytes has \
                  at least {min} (Options::log_bytes)",

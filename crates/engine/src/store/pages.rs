@@ -28,8 +28,21 @@ const SMALL_POOL_PAGES: u64 = 64;
 /// Old values may take so many bytes, and an eighth of a larger pool.
 const VERSIONS_MIN: u64 = 16 << 20;
 
-/// The most ranges in a record of their own.
-const RANGES_MAX: usize = 1000;
+/// The most ranges in a record, of their own or of a group.
+pub(crate) const RANGES_MAX: usize = 1000;
+
+/// Ranges (start, count) of pages, as records have them.
+pub(crate) fn in_records(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<PageRef> {
+    let mut pages = Vec::new();
+    for (mut first, mut count) in ranges {
+        while count > 0 {
+            let frames = count.min(1 << 31);
+            pages.push(PageRef::new(first, frames as u32));
+            (first, count) = (first + frames, count - frames);
+        }
+    }
+    pages
+}
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -401,16 +414,8 @@ impl PageStore {
         are_free: bool,
     ) -> Result<()> {
         let Some(log) = &self.redo_log else { return Ok(()) };
-        let mut pages = Vec::new();
-        for (mut first, mut count) in ranges {
-            while count > 0 {
-                let frames = count.min(1 << 31);
-                pages.push(PageRef::new(first, frames as u32));
-                (first, count) = (first + frames, count - frames);
-            }
-        }
         let mut record = Vec::new();
-        for some in pages.chunks(RANGES_MAX) {
+        for some in in_records(ranges).chunks(RANGES_MAX) {
             match are_free {
                 false => RecordWriter::new(&mut record, some, &[]),
                 true => RecordWriter::new(&mut record, &[], some),

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use vellum_pool::PageId;
+use vellum_pool::{PageId, PageRef};
 
 use super::group::init;
 use super::modify::Incoming;
@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::node::bulk::{BulkBuilder, PageSink};
 use crate::node::{Node, Payload};
 use crate::page::runs::PageRuns;
-use crate::page::{LEVEL, PageKind};
-use crate::store::pages::Change;
+use crate::page::{LEVEL, PAGE_HEADER, PageKind};
+use crate::store::pages::{Change, RANGES_MAX, in_records};
 
 /// How full the loader makes leaves and inner nodes, in percent. This leaves room for a few later
 /// inserts.
@@ -23,11 +23,27 @@ const FILL: u8 = 95;
 /// leaf.
 const COLLAPSE_TRIES: u32 = 1000;
 
-/// Stores the builder's nodes in new pages, and lists these pages.
+/// Stores the builder's nodes in new pages, which are unlinked until the tree has them, as those of
+/// a value in pieces. The log gets no image of them.
 #[derive(Debug)]
 struct NewPages<'a> {
     access: Access<'a>,
-    pages: PageRuns,
+    /// The number of the load in the list of unlinked pages.
+    unlinked: u64,
+}
+
+impl<'a> NewPages<'a> {
+    fn new(access: Access<'a>) -> NewPages<'a> {
+        NewPages { access, unlinked: access.pages.unlinked.begin_value() }
+    }
+
+    fn add(&self, page: PageRef) {
+        self.access.pages.unlinked.add_page(self.unlinked, page);
+    }
+
+    fn all(&self) -> PageRuns {
+        self.access.pages.unlinked.pages(self.unlinked)
+    }
 }
 
 impl PageSink for NewPages<'_> {
@@ -40,27 +56,17 @@ impl PageSink for NewPages<'_> {
         let change = pages.change()?;
         let mut guard = pages.pool.allocate(pages.page_frames)?;
         let page = init(&change, &mut guard, kind, level, self.access.tree.id);
-        self.pages.push(page);
-        let mut group = self.access.group(&change);
-        group.take(page);
-        group.copy(&mut guard, image);
-        group.end(&mut [&mut guard])?;
+        self.add(page);
+        guard[PAGE_HEADER..].copy_from_slice(&image[PAGE_HEADER..]);
         Ok(page.id)
     }
 }
 
 impl Drop for NewPages<'_> {
-    /// Frees the pages if the load has failed, or if its input panicked. A load that succeeds
-    /// clears the list.
+    /// Frees the pages if the load has failed, or if its input panicked. A load that succeeds has
+    /// linked them.
     fn drop(&mut self) {
-        if self.pages.is_empty() {
-            return;
-        }
-        let Ok(_change) = self.access.pages.change_to_free(0) else {
-            tracing::warn!("the pages of a failed bulk load stay unused");
-            return;
-        };
-        self.access.pages.free_pages(&self.pages);
+        self.access.pages.abandon(self.unlinked);
     }
 }
 
@@ -69,7 +75,7 @@ impl Drop for NewPages<'_> {
 ///
 /// [`finish`](BulkLoader::finish) adds all entries to the tree atomically. A loader that is dropped
 /// before frees its pages. Between two calls no change is under way. A checkpoint that comes
-/// between finds pages to which nothing refers yet.
+/// between treats the pages as free, so a crash loses none of them.
 #[derive(Debug)]
 pub struct BulkLoader<'a> {
     access: Access<'a>,
@@ -85,8 +91,7 @@ impl<'a> BulkLoader<'a> {
         access.check_dropped()?;
         access.collapse(&change)?;
         drop(change);
-        let pages = NewPages { access, pages: PageRuns::default() };
-        let builder = BulkBuilder::new(pages, access.page(0).bytes(), FILL);
+        let builder = BulkBuilder::new(NewPages::new(access), access.page(0).bytes(), FILL);
         Ok(BulkLoader { access, builder, values: Vec::new(), failed: false })
     }
 
@@ -107,9 +112,7 @@ impl<'a> BulkLoader<'a> {
         }
         let change = self.access.pages.change()?;
         let blob = self.access.store_blob(&change, key, Incoming::Bytes(value))?;
-        self.builder.sink().pages.push(blob.page);
-        let range = (blob.page.id.0, u64::from(blob.page.frames));
-        self.access.pages.log_ranges([range].into_iter(), false)?;
+        self.builder.sink().add(blob.page);
         self.add(key, Payload::Blob(&blob.encode()))
     }
 
@@ -157,14 +160,16 @@ impl<'a> BulkLoader<'a> {
             return Err(Error::Input(io::Error::other("an earlier entry could not be stored")));
         }
         let entries = self.builder.entries();
-        let (image, mut pages) = self.builder.finish().map_err(|(error, _)| error)?;
-        let change = self.access.pages.change()?;
+        let (image, new) = self.builder.finish().map_err(|(error, _)| error)?;
+        let pages = self.access.pages;
+        pages.write_value(new.all().iter())?;
+        let change = pages.change()?;
         self.access.check_dropped()?;
         // Within one change, so that no checkpoint comes between.
         self.values.iter().try_for_each(|value| value.log_pages(&change))?;
-        self.access.install(&change, &image)?;
+        self.access.install(&change, &image, new.all().ranges())?;
         self.values.iter().for_each(|value| value.link(&change));
-        pages.pages.clear();
+        pages.unlinked.link(new.unlinked);
         Ok(entries)
     }
 }
@@ -196,8 +201,14 @@ impl Access<'_> {
         Ok(())
     }
 
-    /// Makes `image` the root if the tree is still empty.
-    fn install(self, change: &Change<'_>, image: &[u8]) -> Result<()> {
+    /// Makes `image` the root if the tree is still empty. It refers to ranges (start, count) of new
+    /// pages.
+    fn install(
+        self,
+        change: &Change<'_>,
+        image: &[u8],
+        new: impl Iterator<Item = (u64, u64)>,
+    ) -> Result<()> {
         let mut root = self.exclusive_root()?;
         if !is_empty(&root) {
             return Err(Error::NotEmpty);
@@ -205,7 +216,13 @@ impl Access<'_> {
         if self.pages.versions.are_kept() {
             self.pages.versions.keep_load(self.tree.id);
         }
+        let new = in_records(new);
+        // Usually none. A crash after their records, and before that of the group, would lose them.
+        let (before, with) = new.split_at(new.len().saturating_sub(RANGES_MAX));
+        let ranges = before.iter().map(|range| (range.id.0, u64::from(range.frames)));
+        self.pages.log_ranges(ranges, false)?;
         let mut group = self.group(change);
+        with.iter().for_each(|range| group.take(*range));
         group.copy(&mut root, image);
         group.end(&mut [&mut root]).map(drop)
     }

@@ -1,10 +1,11 @@
 //! Atomic changes of many entries, in any trees: the commit of a transaction.
 //!
-//! The thread writes long values to pages of their own. Then it locks all leaves that the
-//! transaction changes, in the order of trees and keys, and splits leaves that have too little
-//! room. While it holds the leaves, it compares what the transaction has read with the changes
-//! since, and keeps the old values for other views; both in one step that no other commit
-//! interrupts. Last it changes the leaves, as one group with one record in the log.
+//! The thread writes long values to pages of their own. It finds all leaves that the transaction
+//! changes. Then it locks them, in the order of trees and keys; if one has too little room, it
+//! lets go of all, splits that leaf, and begins again. While it holds the leaves, it compares what
+//! the transaction has read with the changes since, and keeps the old values for other views; both
+//! in one step that no other commit interrupts. Last it changes the leaves, as one group with one
+//! record in the log.
 //!
 //! Commits wait for leaves in one order, and for no other page while they hold leaves: a commit
 //! that starves releases all of them, and waits with empty hands. So waits form no cycle. In a

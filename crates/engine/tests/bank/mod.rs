@@ -18,7 +18,7 @@ pub const BALANCE: u64 = 1000;
 pub const FILES: u64 = 3;
 
 pub fn options() -> Options {
-    Options::new().pool_bytes(4 << 20)
+    Options::new().pool_bytes(4 << 20).log(false)
 }
 
 pub fn with_log() -> Options {
@@ -219,5 +219,5 @@ pub fn has_value(tree: &Tree, key: &[u8], seed: u64, len: usize) {
 }
 
 pub fn is_logged(options: &Options) -> bool {
-    format!("{options:?}").contains("has_log: true")
+    format!("{options:?}").contains("has_log: Some(true)")
 }

@@ -112,7 +112,7 @@ class Store:
         pool_bytes: int | None = None,
         create: bool = False,
         read_only: bool = False,
-        log: bool = False,
+        log: bool | None = None,
         log_folder: _Path | None = None,
     ) -> Store: ...
     def tree(self, name: str, *, create: bool = False) -> Tree: ...

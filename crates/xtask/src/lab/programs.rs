@@ -50,6 +50,9 @@ pub const LONG_TESTS: [(&str, &str, &str); 1] = [(
 /// Libraries that test programs look for in their own folder, each with the program.
 const BESIDE: [(&str, &str); 1] = [("vellum-preload/preload", "libvellum_preload.so")];
 
+/// Programs of this machine that test programs look for in their own folder.
+const TOOLS: [(&str, &str); 1] = [("vellum/power_loss", "/usr/sbin/dmsetup")];
+
 /// The package whose tests check the memory of a process. No other thread may map memory meanwhile,
 /// not even its stack.
 const BY_ONE_THREAD: &str = "vellum-kernel-tests";
@@ -120,10 +123,13 @@ pub fn named(built: &[TestProgram], names: &[&str]) -> Outcome<Vec<TestProgram>>
 /// The files that a program needs in its folder: their names in the guest, and their paths on this
 /// machine.
 pub fn beside(program: &TestProgram) -> impl Iterator<Item = (String, PathBuf)> {
+    let folder = program.name.rsplit_once('/').map_or("", |(folder, _)| folder);
     let libraries = BESIDE.iter().filter(|(name, _)| *name == program.name);
-    libraries.map(|(name, library)| {
-        let folder = name.rsplit_once('/').map_or("", |(folder, _)| folder);
-        (format!("{folder}/{library}"), program.path.with_file_name(library))
+    let libraries = libraries.map(|(_, library)| program.path.with_file_name(library));
+    let tools = TOOLS.iter().filter(|(name, _)| *name == program.name);
+    libraries.chain(tools.map(|(_, tool)| PathBuf::from(tool))).map(move |path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        (format!("{folder}/{name}"), path)
     })
 }
 
