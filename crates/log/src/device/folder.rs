@@ -92,7 +92,7 @@ impl KernelFolder {
                 // Another handle has removed it since.
                 Ok(None) => {}
                 Err(Errno::WOULDBLOCK) => return Err(LogError::InUse { path: path.into() }),
-                Err(error) => return Err(LogError::io(doing("locking"))(error.into())),
+                Err(error) => return Err(LogError::io(doing("opening"))(error.into())),
             }
         }
     }
