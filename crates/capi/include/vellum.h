@@ -121,17 +121,20 @@ typedef struct vellum_snapshot vellum_snapshot;
 /* A position among the entries of a range. */
 typedef struct vellum_cursor vellum_cursor;
 
-/* Flags. Each function names those that it takes; all others must be 0. */
+/*
+ * Flags. Each function names those that it takes; all others must be 0. The flag 8 had the meaning "have
+ * a log", and has none now.
+ */
 #define VELLUM_CREATE    1u /* create the store or the tree if it does not exist */
 #define VELLUM_READ_ONLY 2u /* refuse changes; several processes may open a file read-only */
 #define VELLUM_NEW       4u /* refuse a key that has a value, instead of replacing the value */
-#define VELLUM_NO_LOG    8u /* have no log, which lies in a folder next to the file otherwise */
 #define VELLUM_SNAPSHOT 16u /* snapshot isolation: others may change what was only read */
 #define VELLUM_BUFFERED 32u /* a commit does not wait: a crash may take the last milliseconds */
 #define VELLUM_NO_SYNC  64u /* durable with the next transaction that is, or the next sync */
 #define VELLUM_PREFIX  128u /* a range: the keys that begin with the bytes of `start` */
 #define VELLUM_WITHOUT_START 256u /* a range: without the key `start` itself */
 #define VELLUM_WITH_END      512u /* a range: with the key `end` itself */
+#define VELLUM_NO_LOG       1024u /* have no log, which lies in a folder next to the file otherwise */
 
 /* Options of vellum_store_open(). */
 struct vellum_store_options {

@@ -44,7 +44,8 @@ pub struct CStoreOptions {
 const CREATE: u32 = 1;
 const READ_ONLY: u32 = 2;
 const NEW: u32 = 4;
-const NO_LOG: u32 = 8;
+// Not 8, which asked for a log: a program of that time would lose its log.
+const NO_LOG: u32 = 1024;
 const CREATE_WITHOUT_LOG: u32 = CREATE | NO_LOG;
 
 /// Whether a flag is set. All other flags are errors.

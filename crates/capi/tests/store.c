@@ -209,6 +209,8 @@ static void misuse(vellum_store *store)
 	CHECK(vellum_store_open("x", &options, &other) == -EINVAL);
 	options.flags = VELLUM_CREATE | VELLUM_READ_ONLY;
 	CHECK(vellum_store_open("x", &options, &other) == -EINVAL);
+	options.flags = VELLUM_CREATE | 8u;
+	CHECK(vellum_store_open("x", &options, &other) == -EINVAL);
 	options.flags = VELLUM_NO_LOG | VELLUM_READ_ONLY;
 	CHECK(vellum_store_open("x", &options, &other) == -EINVAL);
 	options.flags = 0;

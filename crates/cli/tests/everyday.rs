@@ -202,7 +202,8 @@ fn a_signal_ends_the_wait() {
 #[test]
 fn a_store_that_was_not_closed_is_recovered_by_the_next_command() {
     let folder = Folder::new();
-    for (number, reads) in [true, false].into_iter().enumerate() {
+    let commands = [&["get", "greeting"][..], &["dump"], &["put", "other", "value"]];
+    for (number, command) in commands.into_iter().enumerate() {
         let (open, store) =
             (folder.path(&format!("open{number}")), folder.name(&number.to_string()));
         let options = vellum::Options::new().pool_bytes(4 << 20).log(true);
@@ -226,12 +227,8 @@ fn a_store_that_was_not_closed_is_recovered_by_the_next_command() {
         let error = fails(&["get", &store, "greeting"]);
         assert!(error.contains("--log-folder") && error.contains(&log), "{error}");
 
-        let with_log = ["--log-folder", &moved];
-        let arguments = match reads {
-            true => vec!["get", &store, "greeting"],
-            false => vec!["put", &store, "other", "value"],
-        };
-        let output = run(&[&arguments[..], &with_log].concat());
+        let (name, rest) = command.split_first().unwrap();
+        let output = run(&[&[*name, &store], rest, &["--log-folder", &moved]].concat());
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success() && said.contains("recovered"), "{said}");
         assert_eq!(ok(&["get", &store, "greeting"]), b"hello");

@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use common::{PATIENCE, memory_store, options};
 use vellum::node::Node;
 use vellum::page::seal;
-use vellum::{Error, Store};
+use vellum::{Durability, Error, Store, TransactionOptions};
 use vellum_pool::device::MemoryDevice;
 
 fn open(image: Vec<u8>) -> Store {
@@ -170,7 +170,8 @@ fn no_key_changes_in_a_leaf_of_other_keys() {
     seal(&mut image[root..root + 4096], &[]);
     let store = open(image);
     let tree = store.tree("t").unwrap();
-    let mut refused = [0; 8];
+    let unsynced = TransactionOptions::new().durability(Durability::None);
+    let mut refused = [0; 9];
     for (key, value) in (0..3000).map(entry) {
         let mut buffer = Vec::new();
         let is_value = |found: &[u8]| assert_eq!(found, value);
@@ -182,6 +183,7 @@ fn no_key_changes_in_a_leaf_of_other_keys() {
             tree.multi_get_with(&[key], |_, found| is_value(found.unwrap())),
             tree.update(&key, |found| assert_eq!(found, value)).map(drop),
             tree.upsert(&key, &value).map(drop),
+            store.transact_with(unsynced, |transaction| transaction.put(&tree, &key, &value)),
             tree.remove(&key).map(drop),
         ];
         for (refused, outcome) in refused.iter_mut().zip(outcomes) {
@@ -193,7 +195,7 @@ fn no_key_changes_in_a_leaf_of_other_keys() {
             }
         }
     }
-    assert!(refused[0] > 20 && refused == [refused[0]; 8], "{refused:?}");
+    assert!(refused[0] > 20 && refused == [refused[0]; 9], "{refused:?}");
     let mut entries = 0;
     tree.salvage(&mut |found| {
         if let Ok((key, value)) = found {

@@ -1,8 +1,10 @@
 //! Stores with a log in a folder: where it is, when it goes, and what the next opening does.
 #![allow(clippy::unwrap_used)]
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -429,4 +431,32 @@ fn options_that_make_no_log_are_refused() {
     expect(&Store::open_on(device, &plain()).unwrap(), 50);
     let no_folder = plain().log_folder(folder.path().join("no/log"));
     assert!(Store::create(&path, &no_folder).is_err() && !path.exists());
+}
+
+/// Where the child of the next test has its store.
+const PLACE: &str = "VELLUM_TEST_PLACE";
+
+#[test]
+#[ignore = "the next test runs it in a process of its own"]
+fn child() {
+    let Some(place) = env::var_os(PLACE) else { return };
+    let gone = Path::new(&place).join("gone");
+    fs::create_dir(&gone).unwrap();
+    env::set_current_dir(&gone).unwrap();
+    fs::remove_dir(&gone).unwrap();
+    let store = Store::create("../store", &plain()).unwrap();
+    assert!(Path::new("../store.log").is_dir());
+    store.close().unwrap();
+    assert!(!Path::new("../store.log").exists());
+}
+
+/// The process cannot learn where it is, and so not the whole path of the store.
+#[test]
+fn a_store_has_a_log_though_its_path_is_not_known() {
+    let place = tempdir().unwrap();
+    let mut child = Command::new(env::current_exe().unwrap());
+    let output = child.args(["--exact", "child", "--ignored"]).env(PLACE, place.path()).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(place.path().join("store").exists());
 }

@@ -81,3 +81,15 @@ fn a_full_disk_refuses_records() {
     let (log, _) = Log::open(device, &LogOptions::default(), None, visit).unwrap();
     assert!(log.scan(None).unwrap().count() > 0);
 }
+
+#[test]
+fn a_new_log_that_finds_no_room_leaves_nothing() {
+    let place = tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(place.path(), 300) else { return };
+    let folder = disk.path().join("log");
+    let mut options = FileLogOptions::default();
+    options.segment_bytes = 1 << 20;
+    let refused = FileLog::create(&folder, 7, &options).unwrap_err();
+    assert!(matches!(refused, LogError::Full { .. }), "{refused}");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+}

@@ -4,7 +4,9 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 
+use rustix::fs::{CWD, Mode, mkfifoat};
 use tempfile::tempdir;
 use vellum_log::{FileLog, FileLogOptions, Log, LogDevice as _, LogError, LogOptions, Way};
 
@@ -88,4 +90,41 @@ fn a_log_that_is_stopped_gives_its_device_back_under_live_handles() {
     let third = Log::open(files, &options, None, |_| Ok::<_, LogError>(()));
     assert!(matches!(third, Err(LogError::Taken)));
     second.wait_durable(second.append(b"more").unwrap()).unwrap();
+}
+
+/// Handles that make a log, and remove it with its folder, meet each other at any moment. Each gets
+/// the folder, or is told that another one has it.
+#[test]
+fn handles_that_race_for_a_folder_have_it_or_find_it_in_use() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("log");
+    let race = || {
+        let mut made = 0;
+        for _ in 0..100 {
+            match FileLog::create(&path, 7, &options()) {
+                Ok(log) => {
+                    log.remove().unwrap();
+                    made += 1;
+                }
+                Err(error) => assert!(matches!(error, LogError::InUse { .. }), "{error}"),
+            }
+            FileLog::remove_empty_folder(&path).unwrap();
+        }
+        made
+    };
+    let made: Vec<i32> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(race)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(made.iter().sum::<i32>() > 0);
+    assert!(!path.exists());
+}
+
+#[test]
+fn only_a_folder_becomes_a_log() {
+    let folder = tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    mkfifoat(CWD, &pipe, Mode::RWXU).unwrap();
+    let error = FileLog::create(&pipe, 7, &options()).unwrap_err();
+    assert!(error.to_string().contains("Not a directory"), "{error}");
 }

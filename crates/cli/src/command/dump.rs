@@ -57,37 +57,39 @@ pub struct Arguments {
 /// # Errors
 /// When the store cannot be read or the output fails.
 pub fn run(arguments: &Arguments) -> Outcome {
+    if !arguments.salvage {
+        return arguments.store.read(Need::Pages, |store| write_trees(arguments, store));
+    }
     let path = &arguments.store.path;
-    let options = arguments.store.options(Need::Pages);
-    let options = match arguments.salvage {
-        true => options.salvage(true),
-        false => options.read_only(true),
-    };
+    let options = arguments.store.options(Need::Pages).salvage(true);
     let store = arguments.store.open(|| Store::open(path, &options))?;
-    close_after(store, path, |store| {
-        let names = match &arguments.tree {
-            Some(name) => vec![name.clone()],
-            None => store.trees().at(path)?,
-        };
-        let write = |sink: &mut dyn Write| {
-            let encoding = if arguments.print { Encoding::Print } else { Encoding::ByteValue };
-            let mut writer = Writer::new(BufWriter::with_capacity(1 << 16, sink), encoding);
-            for name in &names {
-                dump(store, name, arguments.salvage, &mut writer, path)?;
-            }
-            written(writer.finish())
-        };
-        match arguments.output.as_deref().filter(|file| *file != "-") {
-            None => write(&mut std::io::stdout().lock()),
-            Some(file) => {
-                // A signal ends the dump at the next entry. Then the unfinished file is removed.
-                interrupt::watch()?;
-                let mut file = NewFile::create(file)?;
-                write(&mut file)?;
-                file.complete()
-            }
+    close_after(store, path, |store| write_trees(arguments, store))
+}
+
+fn write_trees(arguments: &Arguments, store: &Store) -> Outcome {
+    let path = &arguments.store.path;
+    let names = match &arguments.tree {
+        Some(name) => vec![name.clone()],
+        None => store.trees().at(path)?,
+    };
+    let write = |sink: &mut dyn Write| {
+        let encoding = if arguments.print { Encoding::Print } else { Encoding::ByteValue };
+        let mut writer = Writer::new(BufWriter::with_capacity(1 << 16, sink), encoding);
+        for name in &names {
+            dump(store, name, arguments.salvage, &mut writer, path)?;
         }
-    })
+        written(writer.finish())
+    };
+    match arguments.output.as_deref().filter(|file| *file != "-") {
+        None => write(&mut std::io::stdout().lock()),
+        Some(file) => {
+            // A signal ends the dump at the next entry. Then the unfinished file is removed.
+            interrupt::watch()?;
+            let mut file = NewFile::create(file)?;
+            write(&mut file)?;
+            file.complete()
+        }
+    }
 }
 
 fn dump<W: Write>(

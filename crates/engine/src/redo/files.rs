@@ -1,6 +1,5 @@
 //! The folder of a store's log, and the sizes of what is in it.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -33,8 +32,7 @@ impl LogFiles {
             Ok(log) => Ok(LogFiles { log: Arc::new(log), folder: folder.into(), goes }),
             Err(error) => {
                 if goes {
-                    // Only an empty folder goes.
-                    let _ = std::fs::remove_dir(folder);
+                    let _ = FileLog::remove_empty_folder(folder);
                 }
                 Err(error)
             }
@@ -66,8 +64,7 @@ impl LogFiles {
         {
             left.remove();
         } else if goes {
-            // If it is empty.
-            let _ = std::fs::remove_dir(folder);
+            let _ = FileLog::remove_empty_folder(folder);
         }
     }
 
@@ -94,11 +91,8 @@ impl LogFiles {
         if !self.goes {
             return;
         }
-        match std::fs::remove_dir(&self.folder) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%folder, "the folder of the log stays: {error}");
-            }
-            _ => {}
+        if let Err(error) = FileLog::remove_empty_folder(&self.folder) {
+            tracing::warn!(%folder, "the folder of the log stays: {error}");
         }
     }
 

@@ -216,8 +216,8 @@ impl Store {
     /// [`NoSuchTree`](Error::NoSuchTree); a full log; damage of the catalog, or a failed read
     /// there. After an error the tree is still there.
     ///
-    /// Pages of the tree that are damaged, or cannot be read, are no error: they stay allocated and
-    /// unused, and [`check`](Store::check) counts them.
+    /// Pages of the tree that are damaged, or cannot be read, or for which the log has no room any
+    /// more, are no error: they stay allocated and unused, and [`check`](Store::check) counts them.
     pub fn drop_tree(&self, name: &str) -> Result<()> {
         let exclusive = self.core.pages.exclusive()?;
         self.core.drop_tree(&exclusive, name)

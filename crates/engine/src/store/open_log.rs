@@ -131,7 +131,10 @@ fn folder_beside(file: &Path) -> Option<PathBuf> {
         _ => Path::new("."),
     };
     let of_new = || Some(fs::canonicalize(parent).ok()?.join(file.file_name()?));
-    let mut path = fs::canonicalize(file).ok().or_else(of_new)?.into_os_string();
+    // Nothing else says where a file is whose path goes through folders that may not be searched.
+    let as_given = || file.to_path_buf();
+    let resolved = fs::canonicalize(file).ok().or_else(of_new);
+    let mut path = resolved.unwrap_or_else(as_given).into_os_string();
     path.push(".log");
     Some(path.into())
 }

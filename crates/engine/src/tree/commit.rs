@@ -18,7 +18,7 @@ use vellum_log::BLOCK_BYTES;
 use vellum_pool::{ExclusiveGuard, OptimisticGuard};
 
 use super::Access;
-use super::lookup::{LeafBytes, Target};
+use super::lookup::{LeafBytes, Target, check_covers};
 use super::modify::Incoming;
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -194,7 +194,10 @@ fn lock_leaves<'w>(
             }
             write.access.check_dropped()?;
             let guard = match found.map(|leaf| leaf.guard.upgrade()) {
-                Some(Ok(guard)) => Some(guard),
+                Some(Ok(guard)) => {
+                    check_covers(&guard, guard.page(), write.key)?;
+                    Some(guard)
+                }
                 // Another thread has changed the leaf, or evicted it.
                 _ => write.access.try_exclusive_leaf(write.key)?,
             };

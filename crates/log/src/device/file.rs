@@ -119,11 +119,23 @@ impl FileLog {
             remove_segments(&*locked).map_err(LogError::io(doing()))?;
             Ok(locked)
         })?;
-        log.extend().map_err(|source| match is_full(&source) {
-            true => LogError::Full { bytes: options.segment_bytes, source },
-            false => LogError::io(doing())(source),
+        log.extend().map_err(|source| {
+            // No program needs what is there. What stays goes with the next log.
+            let _ = log.remove();
+            match is_full(&source) {
+                true => LogError::Full { bytes: options.segment_bytes, source },
+                false => LogError::io(doing())(source),
+            }
         })?;
         Ok(log)
+    }
+
+    /// Removes the folder of a log if it is empty and no handle has it.
+    ///
+    /// # Errors
+    /// What the system said, if the folder stays though no handle has it.
+    pub fn remove_empty_folder(folder: impl AsRef<Path>) -> io::Result<()> {
+        KernelFolder::remove_empty(folder.as_ref())
     }
 
     /// Whether there is a log of this owner, or without an owner, in a folder, or a part of one.

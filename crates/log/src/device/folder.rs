@@ -11,7 +11,9 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
 use rustix::fs::{Advice, AtFlags, Dir, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags};
-use rustix::fs::{fadvise, fallocate, flock, openat, renameat, renameat_with, unlinkat};
+use rustix::fs::{
+    fadvise, fallocate, flock, fstat, open, openat, renameat, renameat_with, unlinkat,
+};
 use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 
 use crate::error::LogError;
@@ -79,17 +81,52 @@ impl KernelFolder {
     /// Opens a folder, creates it if it is not there, and locks it.
     pub(super) fn lock(path: &Path) -> Result<KernelFolder, LogError> {
         let doing = |what: &str| format!("{what} the log's folder {}", path.display());
-        match fs::create_dir(path) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(LogError::io(doing("creating"))(error)),
+        loop {
+            match fs::create_dir(path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(LogError::io(doing("creating"))(error)),
+            }
+            match KernelFolder::lock_existing(path) {
+                Ok(Some(folder)) => return Ok(folder),
+                // Another handle has removed it since.
+                Ok(None) => {}
+                Err(Errno::WOULDBLOCK) => return Err(LogError::InUse { path: path.into() }),
+                Err(error) => return Err(LogError::io(doing("opening"))(error.into())),
+            }
         }
-        let folder = File::open(path).map_err(LogError::io(doing("opening")))?;
-        match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(KernelFolder(folder)),
-            Err(Errno::WOULDBLOCK) => Err(LogError::InUse { path: path.into() }),
-            Err(error) => Err(LogError::io(doing("locking"))(error.into())),
-        }
+    }
+
+    /// Opens a folder that is there, and locks it. `None` if it is removed meanwhile: a file that
+    /// is made there would be nowhere.
+    fn lock_existing(path: &Path) -> Result<Option<KernelFolder>, Errno> {
+        // The kernel would wait for the other end of a pipe.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = match open(path, flags, Mode::empty()) {
+            Ok(folder) => File::from(folder),
+            // Not a symbolic link to nothing, which `create_dir` takes for a folder.
+            Err(Errno::NOENT) if fs::symlink_metadata(path).is_err() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        flock(&folder, FlockOperation::NonBlockingLockExclusive)?;
+        let links = fstat(&folder)?.st_nlink;
+        Ok((links > 0).then_some(KernelFolder(folder)))
+    }
+
+    /// Removes a folder if it is empty and no handle has it.
+    ///
+    /// # Errors
+    /// What the system said, if the folder stays though no handle has it.
+    pub(super) fn remove_empty(path: &Path) -> io::Result<()> {
+        // While it is locked: a handle that has just created it may be about to lock it.
+        let locked = match KernelFolder::lock_existing(path) {
+            Ok(Some(locked)) => locked,
+            Ok(None) | Err(Errno::WOULDBLOCK) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let removed = fs::remove_dir(path);
+        locked.unlock();
+        removed
     }
 }
 
