@@ -10,13 +10,14 @@ use crate::workspace::Outcome;
 pub type LeftOut = [(&'static str, &'static str)];
 
 /// Test programs that are for the host.
-const NOT_FOR_GUESTS: [(&str, &str); 6] = [
+const NOT_FOR_GUESTS: [(&str, &str); 7] = [
     ("vellum-kernel-tests/frames_on_the_host", "it calls the compiler, and wants real threads"),
     ("vellum-pool/model", "its locks and threads are a model's: the kernel has no part in it"),
     ("vellum-pool/policy_contract", "it calls the policies alone, without a pool or any memory"),
     ("vellum-pool/space", "it asks the map of free pages alone, without a pool or any memory"),
     ("vellum/kept_files", "it opens files of the repository, which a guest does not have"),
     ("vellum/gate_model", "its locks and threads are a model's: the kernel has no part in it"),
+    ("vellum/versions_model", "its locks and threads are a model's: the kernel has no part in it"),
 ];
 
 /// Slow test programs, which run only if their package is named.
@@ -29,6 +30,7 @@ pub const LONG: &LeftOut = &[
     ("vellum/alter", "calls of a tree alone, a minute or two; runs with PACKAGE=vellum"),
     ("vellum/bulk", "calls of a tree alone, a minute or two; runs with PACKAGE=vellum"),
     ("vellum/bulk_streams", "calls of a tree alone, a minute; runs with PACKAGE=vellum"),
+    ("vellum/tree_model", "calls of a tree alone, a minute; runs with PACKAGE=vellum"),
     ("vellum/splits", "it asks how full a tree's pages are; runs with PACKAGE=vellum"),
     ("vellum/edges", "calls of a damaged tree alone; runs with PACKAGE=vellum"),
     ("vellum/compact", "pages that move, a minute or two; runs with PACKAGE=vellum"),
