@@ -9,7 +9,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 use vellum::{BackupOptions, BackupProgress, MemoryDevice, Options, RestoreOptions, Store};
 use vellum_pool::PAGE_SIZE;
 
-use crate::entry::{TemporaryFolder, exercise, newest_header, reseal, sound_store};
+use crate::entry::{TemporaryFolder, change_page, exercise, newest_header, sound_store};
 use crate::source::Source;
 
 /// Two states of a store, each as a file that was closed.
@@ -44,7 +44,7 @@ pub fn backup_reader(bytes: &[u8]) {
             continue;
         }
         let state = if choice & 1 == 0 { &mut after } else { &mut before };
-        change_file(&mut state.file, choice >> 1, &mut source);
+        change_page(&mut state.file, choice >> 1, &mut source);
     }
     before.find_ranges();
     after.find_ranges();
@@ -73,19 +73,6 @@ pub fn backup_reader(bytes: &[u8]) {
         assert!(store.check(&mut |_| {}).unwrap().is_sound());
     } else {
         exercise(std::fs::read(&to).unwrap(), page_frames);
-    }
-}
-
-/// Changes a byte of a page, half of the time among its first ones.
-fn change_file(file: &mut [u8], choice: usize, source: &mut Source<'_>) {
-    let page = match choice & 6 {
-        0 => newest_header(file) / PAGE_SIZE,
-        _ => source.below(file.len() / PAGE_SIZE),
-    };
-    let limit = if choice & 1 == 0 { 160 } else { PAGE_SIZE };
-    file[page * PAGE_SIZE + source.below(limit)] = source.number() as u8;
-    if choice & 0x38 != 0x38 {
-        reseal(file, page);
     }
 }
 

@@ -150,13 +150,13 @@ pub fn space_decoder(bytes: &[u8]) {
     assert_eq!(free.iter().map(|(_, count)| count).sum::<u64>(), space.free_pages());
     for (start, count) in free {
         assert!(start >= space.first() && start + count <= space.end());
-        assert!(space.free(start, 1).is_err() && space.is_free(start));
+        assert!(space.free(start, 1).is_err() && space.has_free(start, 1));
     }
     let (before, used) = (space.clone(), space.allocated_pages());
     if before.end() < 1 << 50 {
         for count in [1, 7, 1000] {
             let start = space.allocate(count);
-            assert!(start >= before.first() && !space.is_free(start));
+            assert!(start >= before.first() && !space.has_free(start, 1));
             space.free(start, count).unwrap();
         }
         assert_eq!(space.allocated_pages(), used);
@@ -409,4 +409,17 @@ fn sound_backup() -> &'static SoundBackup {
         let read = |path| std::fs::read(path).unwrap();
         SoundBackup { base: read(base), increment: read(increment) }
     })
+}
+
+/// Changes a byte of a page, half of the time among its first ones.
+pub fn change_page(file: &mut [u8], choice: usize, source: &mut Source<'_>) {
+    let page = match choice & 6 {
+        0 => newest_header(file) / PAGE_SIZE,
+        _ => source.below(file.len() / PAGE_SIZE),
+    };
+    let limit = if choice & 1 == 0 { 160 } else { PAGE_SIZE };
+    file[page * PAGE_SIZE + source.below(limit)] = source.number() as u8;
+    if choice & 0x38 != 0x38 {
+        reseal(file, page);
+    }
 }

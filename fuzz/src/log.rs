@@ -9,9 +9,8 @@ use vellum_log::{
     BLOCK_BYTES, Block, Log, LogDevice, LogError, LogOptions, Lsn, Record, SimulatedDevice,
     SimulatedOptions,
 };
-use vellum_pool::PAGE_SIZE;
 
-use crate::entry::{change, newest_header, read, reseal, trees};
+use crate::entry::{change, change_page, newest_header, read, trees};
 use crate::source::{Source, change_bytes};
 
 /// Bytes of a block's head.
@@ -258,7 +257,7 @@ pub fn recovery(bytes: &[u8]) {
     while source.has_more() {
         let choice = source.number();
         match choice % 8 {
-            0 => change_file(&mut file, choice, &mut source),
+            0 => change_page(&mut file, choice >> 3, &mut source),
             1 => later.push((choice, source.number(), source.take(4))),
             _ => change_records(&mut records, choice, &mut source),
         }
@@ -271,18 +270,6 @@ pub fn recovery(bytes: &[u8]) {
         }
     }
     recover(file, &log_of(&blocks), page_frames, *choice);
-}
-
-fn change_file(file: &mut [u8], choice: usize, source: &mut Source<'_>) {
-    let page = match choice & 8 {
-        0 => newest_header(file) / PAGE_SIZE,
-        _ => source.below(file.len() / PAGE_SIZE),
-    };
-    let limit = if choice & 0x10 == 0 { 160 } else { PAGE_SIZE };
-    file[page * PAGE_SIZE + source.below(limit)] = source.number() as u8;
-    if choice & 0xe0 != 0xe0 {
-        reseal(file, page);
-    }
 }
 
 fn change_records(records: &mut Vec<Vec<u8>>, choice: usize, source: &mut Source<'_>) {

@@ -122,8 +122,8 @@ typedef struct vellum_snapshot vellum_snapshot;
 typedef struct vellum_cursor vellum_cursor;
 
 /*
- * Flags. Each function names those that it takes; all others must be 0. The flag 8 had the meaning "have
- * a log", and has none now.
+ * Flags. Each function names those that it takes; all others must be 0. The flag 8 asked for a log in
+ * earlier versions; it is refused now.
  */
 #define VELLUM_CREATE    1u /* create the store or the tree if it does not exist */
 #define VELLUM_READ_ONLY 2u /* refuse changes; several processes may open a file read-only */

@@ -125,8 +125,8 @@ pub struct StoreArguments {
     #[command(flatten)]
     pub pool: PoolArguments,
 
-    /// Have no log while the command changes the store. That writes less, for a large load; but if
-    /// the command is killed, the store is lost
+    /// Have no log while the command changes the store. The command then writes less; but if it is
+    /// killed, the store may not open again
     #[arg(long)]
     no_log: bool,
 

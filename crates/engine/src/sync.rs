@@ -15,38 +15,30 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// So often a thread tries a lock that others hold for less than a microsecond, before it sleeps.
 const TRIES: u32 = 1000;
 
-/// As [`lock`], for a mutex that no thread holds for long. A thread that sleeps takes longer to
-/// wake up than to wait.
+/// Tries a lock again and again, for a while. A thread that sleeps takes longer to wake up than to
+/// wait.
+fn try_soon<G>(attempt: impl Fn() -> Option<G>) -> Option<G> {
+    (0..TRIES).find_map(|_| {
+        attempt().or_else(|| {
+            std::hint::spin_loop();
+            None
+        })
+    })
+}
+
+/// As [`lock`], for a mutex that no thread holds for long.
 pub(crate) fn lock_soon<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    for _ in 0..TRIES {
-        if let Ok(guard) = mutex.try_lock() {
-            return guard;
-        }
-        std::hint::spin_loop();
-    }
-    lock(mutex)
+    try_soon(|| mutex.try_lock().ok()).unwrap_or_else(|| lock(mutex))
 }
 
 /// As [`read`], for a lock that no thread holds for long.
 pub(crate) fn read_soon<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    for _ in 0..TRIES {
-        if let Ok(guard) = lock.try_read() {
-            return guard;
-        }
-        std::hint::spin_loop();
-    }
-    read(lock)
+    try_soon(|| lock.try_read().ok()).unwrap_or_else(|| read(lock))
 }
 
 /// As [`write`], for a lock that no thread holds for long.
 pub(crate) fn write_soon<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    for _ in 0..TRIES {
-        if let Ok(guard) = lock.try_write() {
-            return guard;
-        }
-        std::hint::spin_loop();
-    }
-    write(lock)
+    try_soon(|| lock.try_write().ok()).unwrap_or_else(|| write(lock))
 }
 
 /// Locks the lock with other readers, even if a thread panicked while it held the lock.

@@ -104,7 +104,7 @@ fn a_flipped_bit_in_any_page_is_found() {
     let whole = fs::read(&path).unwrap();
     let store = open(&path).unwrap();
     let free: Vec<bool> = (0..whole.len() as u64 / 4096)
-        .map(|page| store.pool().with_space(|space| space.is_free(page) || page >= space.end()))
+        .map(|page| store.pool().with_space(|space| space.has_free(page, 1) || page >= space.end()))
         .collect();
     drop(store);
     let mut random = Random(7);

@@ -283,13 +283,8 @@ impl Space {
         self.by_size.last().map_or(0, |&(count, _)| count)
     }
 
-    /// Whether a page lies in a free extent. Pages past the end are not free: they do not exist.
-    pub fn is_free(&self, page: u64) -> bool {
-        let extent = self.by_start.before(page.saturating_add(1));
-        extent.is_some_and(|(start, count)| page - start < count)
-    }
-
-    /// Whether any of `count` pages from `start` is in a free range.
+    /// Whether any of `count` pages from `start` lies in a free extent. Pages past the end are not
+    /// free: they do not exist.
     pub fn has_free(&self, start: u64, count: u64) -> bool {
         let extent = self.by_start.before(start.saturating_add(count));
         extent.is_some_and(|(first, len)| first + len > start)
@@ -531,7 +526,8 @@ mod tests {
             assert!(matches!(error, SpaceError::AlreadyFree { free_start: 6, .. }), "{error}");
         }
         assert_eq!(space, before);
-        assert!(space.is_free(7) && !space.is_free(5) && !space.is_free(8) && !space.is_free(99));
+        assert!(space.has_free(7, 1) && space.has_free(5, 2));
+        assert!(![5, 8, 99].iter().any(|page| space.has_free(*page, 1)));
     }
 
     /// A snapshot with ranges given back is what freeing them would make of the space.

@@ -47,7 +47,7 @@ pub(crate) fn wait_briefly<T>(_condvar: &Condvar, guard: MutexGuard<'_, T>) {
     thread::yield_now();
 }
 
-/// Looks again and again whether `done` holds, for some microseconds. Returns whether it did.
+/// Looks again and again whether `done` holds, for some fifty microseconds. Returns whether it did.
 #[cfg(not(feature = "model"))]
 pub(crate) fn spin_until(mut done: impl FnMut() -> bool) -> bool {
     const LOOKS: u32 = 2000;

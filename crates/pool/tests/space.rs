@@ -119,7 +119,7 @@ fn assert_same(space: &Space, bitmap: &Bitmap) -> Result<(), TestCaseError> {
     prop_assert_eq!(space.largest_free(), extents.iter().map(|extent| extent.1).max().unwrap_or(0));
     for page in 0..space.end() + 2 {
         let free = bitmap.free.get(page as usize).copied().unwrap_or(false);
-        prop_assert_eq!(space.is_free(page), free);
+        prop_assert_eq!(space.has_free(page, 1), free);
         prop_assert_eq!(space.allocated_from(page), bitmap.allocated_from(page));
     }
     Ok(())

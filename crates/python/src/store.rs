@@ -68,8 +68,8 @@ impl PyStore {
     /// pool_bytes: memory for pages, a hard limit; None for half of what the process may use.
     /// create: make the store if it does not exist. read_only: refuse changes; several processes
     /// may open a store read-only. log: write changes to a log, in the folder log_folder or one
-    /// next to the file, so that a crash loses nothing that was durable; None for whether the store
-    /// is in a file, and not on a block device.
+    /// next to the file, so that a crash loses nothing that was durable. None: a store in a file
+    /// has a log, one on a block device has none.
     #[staticmethod]
     #[pyo3(signature = (
         path, *, pool_bytes=None, create=false, read_only=false, log=None, log_folder=None

@@ -26,8 +26,8 @@ pub struct Options {
     pub(crate) evictors: u64,
     pub(crate) replacement: Replacement,
     pub(crate) states: StatePlace,
-    /// Whether the store has a log from now on. `None`: if it is in a file, which has a place for a
-    /// log beside it.
+    /// Whether the store has a log from now on. `None`: a store in a file has one, because a folder
+    /// next to the file can have the log.
     pub(crate) has_log: Option<bool>,
     /// The folder of the log, if it is not beside the store's file.
     pub(crate) log_folder: Option<PathBuf>,

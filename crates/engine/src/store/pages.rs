@@ -32,7 +32,7 @@ const VERSIONS_MIN: u64 = 16 << 20;
 pub(crate) const RANGES_MAX: usize = 1000;
 
 /// Ranges (start, count) of pages, as records have them.
-pub(crate) fn in_records(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<PageRef> {
+pub(crate) fn record_ranges(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<PageRef> {
     let mut pages = Vec::new();
     for (mut first, mut count) in ranges {
         while count > 0 {
@@ -395,9 +395,9 @@ impl PageStore {
         }
     }
 
-    /// Writes the pages of a value, which are not in the log, so that a record may refer to them.
-    /// Does nothing without a log.
-    pub(crate) fn write_value(&self, pages: impl Iterator<Item = PageRef>) -> Result<()> {
+    /// Writes the pages of a value or of a bulk load, which are not in the log, so that a record
+    /// may refer to them. Does nothing without a log.
+    pub(crate) fn write_unlogged(&self, pages: impl Iterator<Item = PageRef>) -> Result<()> {
         if let Some(log) = &self.redo_log {
             let pages: Vec<PageId> = pages.map(|page| page.id).collect();
             self.pool.write_pages(&pages)?;
@@ -406,16 +406,12 @@ impl PageStore {
         Ok(())
     }
 
-    /// Logs that ranges (start, count) of pages are in use, or are free, apart from a group. Does
-    /// nothing without a log.
-    pub(crate) fn log_ranges(
-        &self,
-        ranges: impl Iterator<Item = (u64, u64)>,
-        are_free: bool,
-    ) -> Result<()> {
+    /// Logs that ranges of pages are in use, or are free, apart from a group. Does nothing without
+    /// a log.
+    pub(crate) fn log_ranges(&self, ranges: &[PageRef], are_free: bool) -> Result<()> {
         let Some(log) = &self.redo_log else { return Ok(()) };
         let mut record = Vec::new();
-        for some in in_records(ranges).chunks(RANGES_MAX) {
+        for some in ranges.chunks(RANGES_MAX) {
             match are_free {
                 false => RecordWriter::new(&mut record, some, &[]),
                 true => RecordWriter::new(&mut record, &[], some),

@@ -1,5 +1,6 @@
 //! Unlinked pages: pages that are allocated although no tree refers to them. A writer has them for
-//! a value that it has not finished, or a reader for a value that was removed meanwhile.
+//! a value that it has not finished, a bulk load until it ends, or a reader for a value that was
+//! removed meanwhile.
 //!
 //! A checkpoint treats them as free: the free map in the file includes them, so no space is lost if
 //! the process is killed. In memory they stay allocated until their reader or writer has ended, so
@@ -22,7 +23,8 @@ pub(crate) struct UnlinkedPages(Mutex<Lists>);
 
 #[derive(Debug, Default)]
 struct Lists {
-    /// The pages of values that are being written, by a number that is not used again.
+    /// The pages of values that are being written, and of bulk loads, by a number that is not used
+    /// again.
     written: HashMap<u64, PageRuns>,
     next: u64,
     /// The values that are being read, by their first page.
@@ -53,8 +55,8 @@ impl UnlinkedPages {
         lock(&self.0)
     }
 
-    /// A writer begins a value. Returns the number of the value.
-    pub(crate) fn begin_value(&self) -> u64 {
+    /// A writer begins a value, or a bulk load begins. Returns its number.
+    pub(crate) fn begin(&self) -> u64 {
         let mut lists = self.lock();
         lists.next += 1;
         let number = lists.next;
@@ -62,19 +64,19 @@ impl UnlinkedPages {
         number
     }
 
-    /// The writer of a value has allocated a page.
+    /// The writer or the load has allocated a page.
     pub(crate) fn add_page(&self, number: u64, page: PageRef) {
         if let Some(pages) = self.lock().written.get_mut(&number) {
             pages.push(page);
         }
     }
 
-    /// The pages of a value that is being written.
+    /// The pages of a value that is being written, or of a load.
     pub(crate) fn pages(&self, number: u64) -> PageRuns {
         self.lock().written.get(&number).cloned().unwrap_or_default()
     }
 
-    /// A tree refers to the value from now on.
+    /// A tree refers to the pages from now on.
     pub(crate) fn link(&self, number: u64) {
         self.lock().written.remove(&number);
     }
@@ -116,7 +118,7 @@ impl UnlinkedPages {
         true
     }
 
-    /// The writer of a value has ended without finishing it: its pages can be freed.
+    /// The writer or the load has ended without finishing: its pages can be freed.
     pub(crate) fn abandon(&self, number: u64) {
         let mut lists = self.lock();
         let pages = lists.written.remove(&number).filter(|pages| !pages.is_empty());

@@ -13,7 +13,7 @@ use crate::node::bulk::{BulkBuilder, PageSink};
 use crate::node::{Node, Payload};
 use crate::page::runs::PageRuns;
 use crate::page::{LEVEL, PAGE_HEADER, PageKind};
-use crate::store::pages::{Change, RANGES_MAX, in_records};
+use crate::store::pages::{Change, RANGES_MAX, record_ranges};
 
 /// How full the loader makes leaves and inner nodes, in percent. This leaves room for a few later
 /// inserts.
@@ -34,7 +34,7 @@ struct NewPages<'a> {
 
 impl<'a> NewPages<'a> {
     fn new(access: Access<'a>) -> NewPages<'a> {
-        NewPages { access, unlinked: access.pages.unlinked.begin_value() }
+        NewPages { access, unlinked: access.pages.unlinked.begin() }
     }
 
     fn add(&self, page: PageRef) {
@@ -161,13 +161,13 @@ impl<'a> BulkLoader<'a> {
         }
         let entries = self.builder.entries();
         let (image, new) = self.builder.finish().map_err(|(error, _)| error)?;
-        let pages = self.access.pages;
-        pages.write_value(new.all().iter())?;
+        let (pages, runs) = (self.access.pages, new.all());
+        pages.write_unlogged(runs.iter())?;
         let change = pages.change()?;
         self.access.check_dropped()?;
         // Within one change, so that no checkpoint comes between.
         self.values.iter().try_for_each(|value| value.log_pages(&change))?;
-        self.access.install(&change, &image, new.all().ranges())?;
+        self.access.install(&change, &image, &record_ranges(runs.ranges()))?;
         self.values.iter().for_each(|value| value.link(&change));
         pages.unlinked.link(new.unlinked);
         Ok(entries)
@@ -201,14 +201,8 @@ impl Access<'_> {
         Ok(())
     }
 
-    /// Makes `image` the root if the tree is still empty. It refers to ranges (start, count) of new
-    /// pages.
-    fn install(
-        self,
-        change: &Change<'_>,
-        image: &[u8],
-        new: impl Iterator<Item = (u64, u64)>,
-    ) -> Result<()> {
+    /// Makes `image` the root if the tree is still empty. It leads to these ranges of new pages.
+    fn install(self, change: &Change<'_>, image: &[u8], new: &[PageRef]) -> Result<()> {
         let mut root = self.exclusive_root()?;
         if !is_empty(&root) {
             return Err(Error::NotEmpty);
@@ -216,11 +210,9 @@ impl Access<'_> {
         if self.pages.versions.are_kept() {
             self.pages.versions.keep_load(self.tree.id);
         }
-        let new = in_records(new);
         // Usually none. A crash after their records, and before that of the group, would lose them.
         let (before, with) = new.split_at(new.len().saturating_sub(RANGES_MAX));
-        let ranges = before.iter().map(|range| (range.id.0, u64::from(range.frames)));
-        self.pages.log_ranges(ranges, false)?;
+        self.pages.log_ranges(before, false)?;
         let mut group = self.group(change);
         with.iter().for_each(|range| group.take(*range));
         group.copy(&mut root, image);

@@ -272,7 +272,7 @@ fn find_positions(
         };
     }
     let torn = |torn| Error::torn(leaf.page, torn);
-    if needed == 0 || needed <= Node::new(leaf.bytes).free_space().map_err(torn)? {
+    if needed <= Node::new(leaf.bytes).free_space().map_err(torn)? {
         return Ok(true);
     }
     has_room(leaf.bytes, writes).map_err(torn)
@@ -291,7 +291,7 @@ fn make_room(change: &Change<'_>, mut writes: &[LeafWrite<'_>]) -> Result<()> {
                 here.iter().map(|write| (&**write.key, write.new.len())).collect();
             plan_split_for(node, &changes).map(Some)
         })?;
-        // A split takes a page before it looks, so this thread looks first.
+        // A split takes a page before it looks at the leaf, so this thread looks before it splits.
         while let [first, ..] = writes {
             let leaf = first.access.exclusive_leaf(first.key)?;
             let here = covered(Node::new(&leaf[..]), writes);
@@ -304,11 +304,11 @@ fn make_room(change: &Change<'_>, mut writes: &[LeafWrite<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// The first of the writes, and those after it that belong to the same leaf.
+/// The first of the writes, of which there is one at least, and those after it that belong to the
+/// same leaf.
 fn covered<'s, 'w>(leaf: Node<&[u8]>, writes: &'s [LeafWrite<'w>]) -> &'s [LeafWrite<'w>] {
     let others = writes.iter().skip(1);
-    let count = 1 + others.take_while(|write| leaf.covers(write.key) == Ok(true)).count();
-    &writes[..count.min(writes.len())]
+    &writes[..=others.take_while(|write| leaf.covers(write.key) == Ok(true)).count()]
 }
 
 fn covers(leaf: &ExclusiveGuard<'_>, key: &[u8]) -> Result<bool> {

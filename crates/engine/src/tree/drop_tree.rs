@@ -97,7 +97,7 @@ impl<'a> Access<'a> {
     /// might lack the room that is kept for them.
     fn log_free(self, change: &Change<'_>, page: PageRef) -> Result<()> {
         change.next_group()?;
-        self.pages.log_ranges([(page.id.0, u64::from(page.frames))].into_iter(), true)?;
+        self.pages.log_ranges(&[page], true)?;
         change.note_record(RANGE_RECORD);
         Ok(())
     }

@@ -352,7 +352,7 @@ impl<'a> Access<'a> {
         }
         unwritten.guard = None;
         let blob = BlobRef::whole(page, len as u64);
-        if let Err(error) = self.pages.write_value([page].into_iter()) {
+        if let Err(error) = self.pages.write_unlogged([page].into_iter()) {
             self.free_blob(change, blob);
             return Err(error);
         }

@@ -164,7 +164,7 @@ impl Access<'_> {
             buffer: Vec::new(),
         };
         let Some(root) = copy.copy(value.page, level, 0)? else { return Ok(None) };
-        self.pages.write_value(copy.new.iter().copied())?;
+        self.pages.write_unlogged(copy.new.iter().copied())?;
         change.next_group()?;
         let mut leaf = self.exclusive_leaf(key)?;
         let found = LeafBytes::from(&leaf).find(key)?;

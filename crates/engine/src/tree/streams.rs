@@ -30,7 +30,7 @@ use crate::page::runs::PageRuns;
 use crate::page::{self, Checksum, PageKind};
 use crate::store::header::FORMAT_VERSION_PIECES;
 use crate::store::open::{random_id, scratch_pool};
-use crate::store::pages::{Change, PageStore, ValuePin};
+use crate::store::pages::{Change, PageStore, ValuePin, record_ranges};
 use crate::value::{Blob, Value};
 
 /// The longest pieces that a writer stores, in frames: 256 KiB.
@@ -102,7 +102,7 @@ impl<'a> ValueWriter<'a> {
             pieces: 0,
             levels: vec![Level::default()],
             value: random_id() as u64,
-            unlinked: access.pages.unlinked.begin_value(),
+            unlinked: access.pages.unlinked.begin(),
             failed: false,
         })
     }
@@ -160,7 +160,7 @@ impl<'a> ValueWriter<'a> {
         let blob = self.store_root(change)?;
         self.buffer = Vec::new();
         let pages = self.access.pages;
-        pages.write_value(pages.unlinked.pages(self.unlinked).iter())?;
+        pages.write_unlogged(pages.unlinked.pages(self.unlinked).iter())?;
         Ok(Some(blob))
     }
 
@@ -173,7 +173,7 @@ impl<'a> ValueWriter<'a> {
     /// reference to the value.
     pub(super) fn log_pages(&self, _change: &Change<'_>) -> Result<()> {
         let pages = self.access.pages;
-        pages.log_ranges(pages.unlinked.pages(self.unlinked).ranges(), false)
+        pages.log_ranges(&record_ranges(pages.unlinked.pages(self.unlinked).ranges()), false)
     }
 
     /// Within this change the tree has got a reference to the value. So the pages of the value are
@@ -939,7 +939,7 @@ impl<'a> Access<'a> {
 }
 
 impl PageStore {
-    /// The writer of a value has ended without finishing it.
+    /// The writer of a value, or a bulk load, has ended without finishing.
     pub(crate) fn abandon(&self, number: u64) {
         self.unlinked.abandon(number);
         self.try_reclaim_unlinked();
@@ -989,8 +989,7 @@ impl PageStore {
 
     /// Frees a page to which nothing refers any more, and logs that.
     pub(crate) fn free_or_warn(&self, page: PageRef) {
-        let range = (page.id.0, u64::from(page.frames));
-        if let Err(error) = self.log_ranges([range].into_iter(), true) {
+        if let Err(error) = self.log_ranges(&[page], true) {
             tracing::warn!("{page} could not be freed and stays unused: {error}");
             return;
         }

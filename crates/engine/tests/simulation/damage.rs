@@ -97,7 +97,8 @@ fn flip(seed: u64, flips: u64) {
     let used: Vec<_> = {
         let device = Arc::new(MemoryDevice::from_snapshot(image.clone()));
         let store = Store::open_on(device, &world.options).unwrap();
-        let is_used = |page: &usize| store.pool().with_space(|space| !space.is_free(*page as u64));
+        let is_used =
+            |page: &usize| store.pool().with_space(|space| !space.has_free(*page as u64, 1));
         (0..image.len() / 4096).filter(is_used).collect()
     };
     for _ in 0..flips {
