@@ -75,6 +75,13 @@ pub enum Error {
     /// The store's log has no room, or has failed.
     #[error(transparent)]
     Log(LogError),
+    /// The log of the store cannot be made where it belongs.
+    #[error(
+        "{0}; the store has its log there: see to the place, name another folder \
+         (Options::log_folder, or --log-folder), or do without a log (Options::log(false), or \
+         --no-log), and then a crash makes the store unreadable"
+    )]
+    NoPlaceForLog(#[source] LogError),
     /// The store was not closed, and needs its log to recover. The caller has opened it read-only.
     #[error(
         "the store was not closed, and has to recover from its log before it can be read: open it \
@@ -335,7 +342,9 @@ impl Error {
             Error::NoSuchSavepoint | Error::OtherStore(_) => Errno::INVAL,
             Error::VersionsFull { .. } => Errno::NOMEM,
             Error::PoolExhausted(_) => Errno::NOBUFS,
-            Error::DiskFull(_) | Error::Log(LogError::Full { .. }) => Errno::NOSPC,
+            Error::DiskFull(_)
+            | Error::Log(LogError::Full { .. })
+            | Error::NoPlaceForLog(LogError::Full { .. }) => Errno::NOSPC,
             Error::Exists(_) | Error::TreeExists(_) | Error::KeyExists => Errno::EXIST,
             Error::NotFound(_) | Error::NoSuchTree(_) => Errno::NOENT,
             Error::NotEmpty => Errno::NOTEMPTY,
@@ -350,6 +359,7 @@ impl Error {
             | Error::Poisoned(_)
             | Error::Open(_)
             | Error::Log(_)
+            | Error::NoPlaceForLog(_)
             | Error::Pool(_) => return self.system_errno().unwrap_or(Errno::IO.raw_os_error()),
         };
         errno.raw_os_error()

@@ -3,13 +3,14 @@
 
 use std::env;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tempfile::{TempDir, tempdir};
-use vellum::{Durability, Error, MemoryDevice, Options, Store, TransactionOptions};
+use vellum::{BackupOptions, Durability, Error, MemoryDevice, Options, Store, TransactionOptions};
 use vellum_testing::small_disk::SmallDisk;
 
 fn plain() -> Options {
@@ -410,6 +411,104 @@ fn what_is_left_of_a_log_that_no_store_needs_goes() {
         let store = Store::open(&path, &options).unwrap();
         assert!(store.recovery().is_none());
         expect(&store, 500);
+        store.close().unwrap();
+        assert!(!beside(&path).exists());
+    }
+}
+
+#[test]
+fn a_log_that_has_no_place_is_refused_with_what_to_do() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("store");
+    drop(Store::create(&path, &plain().log(false)).unwrap());
+    fs::write(beside(&path), "a file").unwrap();
+    let error = Store::open(&path, &plain()).unwrap_err();
+    assert!(matches!(error, Error::NoPlaceForLog(_)), "{error}");
+    assert_eq!(error.errno(), rustix::io::Errno::NOTDIR.raw_os_error());
+    for word in ["store.log", "Not a directory", "--log-folder", "--no-log"] {
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    drop(Store::open(&path, &plain().log(false)).unwrap());
+    assert_eq!(fs::read(beside(&path)).unwrap(), b"a file");
+
+    let Some(disk) = SmallDisk::mount(folder.path().join("disk"), 2 << 10) else { return };
+    let full = plain().log_bytes(64 << 20).log_folder(disk.path().join("log"));
+    let error = Store::open(&path, &full).unwrap_err();
+    assert!(matches!(error, Error::NoPlaceForLog(_)), "{error}");
+    assert_eq!(error.errno(), rustix::io::Errno::NOSPC.raw_os_error());
+}
+
+/// A store and its copies have one id: the log beside a file may be that of another copy.
+#[test]
+fn the_log_of_a_crashed_store_survives_its_copies() {
+    let refused = |path: &Path, options: &Options| {
+        let error = Store::open(path, options).unwrap_err();
+        assert!(matches!(error, Error::Log(_)), "{error}");
+        assert!(error.to_string().contains("another copy of this store"), "{error}");
+    };
+    let take = |name: &Path, from: &Path| {
+        fs::copy(from, name).unwrap();
+        let before = bytes_in(&beside(name));
+        refused(name, &logged());
+        // A handle without a log leaves it alone.
+        let store = Store::open(name, &plain().log(false)).unwrap();
+        put(&store, 0..1);
+        store.close().unwrap();
+        refused(name, &logged());
+        assert_eq!(bytes_in(&beside(name)), before);
+    };
+    let goes_on = |_| ControlFlow::Continue(());
+    let folder = tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let (path, moved) = (at("store"), at("moved"));
+    let store = Store::create(&path, &long()).unwrap();
+    put(&store, 0..100);
+    store.close().unwrap();
+    // The log that ended with the first copy's header is another one.
+    fs::copy(&path, at("first")).unwrap();
+    let store = Store::open(&path, &long()).unwrap();
+    put(&store, 100..200);
+    store.backup(at("backup"), &BackupOptions::new(), &mut { goes_on }).unwrap();
+    store.sync().unwrap();
+    copy_open(&path, &at("second-open"));
+    put(&store, 200..300);
+    store.sync().unwrap();
+    copy_open(&path, &at("crashed"));
+    store.close().unwrap();
+    // The log that ended with the second copy's header has the name of the crashed one's, and fewer
+    // records.
+    let store = Store::open(at("second-open"), &plain().log(false)).unwrap();
+    expect(&store, 200);
+    store.close().unwrap();
+
+    let (crashed, log) = (at("crashed"), beside(&at("crashed")));
+    for other in ["first", "backup", "second-open"] {
+        fs::rename(&crashed, &moved).unwrap();
+        take(&crashed, &at(other));
+        fs::rename(&moved, &crashed).unwrap();
+    }
+    assert!(bytes_in(&log) > 0);
+    let store = Store::open(&crashed, &logged()).unwrap();
+    expect(&store, 300);
+    store.close().unwrap();
+    assert!(!log.exists());
+}
+
+/// A process that is killed when the log is marked and no header names it yet.
+#[test]
+fn a_log_without_records_that_no_header_names_goes() {
+    for options in [logged(), plain().log(false)] {
+        let folder = tempdir().unwrap();
+        let (path, left) = (folder.path().join("store"), folder.path().join("left"));
+        drop(Store::create(&path, &plain().log(false)).unwrap().close());
+        let clean = fs::read(&path).unwrap();
+        let store = Store::open(&path, &long()).unwrap();
+        copy_folder(&beside(&path), &left);
+        store.close().unwrap();
+        fs::rename(&left, beside(&path)).unwrap();
+        fs::write(&path, clean).unwrap();
+        let store = Store::open(&path, &options).unwrap();
+        put(&store, 0..100);
         store.close().unwrap();
         assert!(!beside(&path).exists());
     }

@@ -89,7 +89,7 @@ fn a_new_log_that_finds_no_room_leaves_nothing() {
     let folder = disk.path().join("log");
     let mut options = FileLogOptions::default();
     options.segment_bytes = 1 << 20;
-    let refused = FileLog::create(&folder, 7, &options).unwrap_err();
+    let refused = FileLog::create(&folder, 7, &options, || Ok(true)).unwrap_err();
     assert!(matches!(refused, LogError::Full { .. }), "{refused}");
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
 }

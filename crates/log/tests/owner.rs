@@ -17,6 +17,11 @@ fn options() -> FileLogOptions {
     options
 }
 
+/// The owner needs no older log of its own.
+fn over() -> Result<bool, LogError> {
+    Ok(true)
+}
+
 fn names(folder: &Path) -> Vec<String> {
     let names = fs::read_dir(folder).unwrap();
     let mut names: Vec<_> =
@@ -35,20 +40,20 @@ fn open(log: FileLog) -> (Arc<FileLog>, Log) {
 fn a_log_without_an_owner_gives_way_and_an_owned_one_does_not() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("log");
-    drop(FileLog::create(&path, 7, &options()).unwrap());
-    let (files, log) = open(FileLog::create(&path, 8, &options()).unwrap());
+    drop(FileLog::create(&path, 7, &options(), over).unwrap());
+    let (files, log) = open(FileLog::create(&path, 8, &options(), over).unwrap());
     files.own(8).unwrap();
     log.wait_durable(log.append(b"record").unwrap()).unwrap();
     drop((log, files));
     let before = names(&path);
 
-    let refused = FileLog::create(&path, 7, &options()).unwrap_err();
+    let refused = FileLog::create(&path, 7, &options(), over).unwrap_err();
     assert!(matches!(refused, LogError::Unfit { .. }), "{refused}");
     assert!(refused.to_string().contains("another store"), "{refused}");
     assert_eq!(names(&path), before);
     assert!(before[0].starts_with("owner-") && before.len() > 1, "{before:?}");
 
-    let (files, log) = open(FileLog::create(&path, 8, &options()).unwrap());
+    let (files, log) = open(FileLog::create(&path, 8, &options(), over).unwrap());
     let mut scan = log.scan(None).unwrap();
     assert!(scan.next_record().unwrap().is_none(), "the log is new");
     files.own(8).unwrap();
@@ -56,8 +61,31 @@ fn a_log_without_an_owner_gives_way_and_an_owned_one_does_not() {
     assert_eq!(names(&path), [""; 0]);
     assert!(log.append(&[7; 100_000]).is_err());
     // The folder is free, whatever handles live.
-    drop(FileLog::create(&path, 7, &options()).unwrap());
+    drop(FileLog::create(&path, 7, &options(), over).unwrap());
     drop((log, files));
+}
+
+#[test]
+fn a_log_goes_only_if_its_owner_says_so() {
+    let folder = tempdir().unwrap();
+    let path = folder.path();
+    // No log, and one without an owner, need no answer.
+    let asked = || -> Result<bool, LogError> { panic!("the owner was asked") };
+    drop(FileLog::create(path, 7, &options(), asked).unwrap());
+    let (files, log) = open(FileLog::create(path, 7, &options(), asked).unwrap());
+    files.own(7).unwrap();
+    log.wait_durable(log.append(b"record").unwrap()).unwrap();
+    drop((log, files));
+    let before = names(path);
+
+    let needed = FileLog::create(path, 7, &options(), || Ok(false)).unwrap_err();
+    assert!(needed.to_string().contains("another copy"), "{needed}");
+    let failed = FileLog::create(path, 7, &options(), || Err(LogError::Closed)).unwrap_err();
+    assert!(matches!(failed, LogError::Closed), "{failed}");
+    assert_eq!(names(path), before);
+    // The folder is locked, and free again afterwards.
+    let locked = || Ok(matches!(FileLog::open(path, &options()), Err(LogError::InUse { .. })));
+    drop(FileLog::create(path, 7, &options(), locked).unwrap());
 }
 
 #[test]
@@ -66,7 +94,7 @@ fn a_log_of_another_program_is_left_alone() {
     let (_, log) = open(FileLog::open(folder.path(), &options()).unwrap());
     log.wait_durable(log.append(b"record").unwrap()).unwrap();
     drop(log);
-    let refused = FileLog::create(folder.path(), 7, &options()).unwrap_err();
+    let refused = FileLog::create(folder.path(), 7, &options(), over).unwrap_err();
     assert!(refused.to_string().contains("another program"), "{refused}");
     let files = FileLog::open(folder.path(), &options()).unwrap();
     assert!(!files.scan().is_empty());
@@ -75,7 +103,7 @@ fn a_log_of_another_program_is_left_alone() {
 #[test]
 fn a_log_that_is_stopped_gives_its_device_back_under_live_handles() {
     let folder = tempdir().unwrap();
-    let (files, log) = open(FileLog::create(folder.path(), 7, &options()).unwrap());
+    let (files, log) = open(FileLog::create(folder.path(), 7, &options(), over).unwrap());
     let durable = log.append(b"durable").unwrap();
     log.wait_durable(durable).unwrap();
     let lost = log.append(b"lost").unwrap();
@@ -101,7 +129,7 @@ fn handles_that_race_for_a_folder_have_it_or_find_it_in_use() {
     let race = || {
         let mut made = 0;
         for _ in 0..100 {
-            match FileLog::create(&path, 7, &options()) {
+            match FileLog::create(&path, 7, &options(), over) {
                 Ok(log) => {
                     log.remove().unwrap();
                     made += 1;
@@ -125,6 +153,6 @@ fn only_a_folder_becomes_a_log() {
     let folder = tempdir().unwrap();
     let pipe = folder.path().join("pipe");
     mkfifoat(CWD, &pipe, Mode::RWXU).unwrap();
-    let error = FileLog::create(&pipe, 7, &options()).unwrap_err();
+    let error = FileLog::create(&pipe, 7, &options(), over).unwrap_err();
     assert!(error.to_string().contains("Not a directory"), "{error}");
 }

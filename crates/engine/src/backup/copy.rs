@@ -88,7 +88,7 @@ impl Copying<'_, '_> {
     /// Copies a file that does not change.
     fn run_still(&mut self, cut: BackupCut) -> Result<Recovered> {
         self.copy(&used(&cut.space), true, None)?;
-        let log = LogPoint { identity: 0, begin: 0, lsn: cut.header.log.lsn };
+        let log = cut.header.log.without_log();
         let header = Header { listed: 0, log, ..cut.header };
         let (none, end) = (RecoveryListener::default(), Lsn(log.lsn));
         let mut recovery = Recovery::new(header, cut.map, cut.space, end, REDO_LIMITS, &none)?;
@@ -100,6 +100,8 @@ impl Copying<'_, '_> {
         let pages = &self.core.pages;
         let BackupCut { header, space, map, held } = pages.cut_for_backup(log, records)?;
         let held = held.unwrap_or_else(|| unreachable!("a cut of a log holds it"));
+        // The copy has no log, whatever becomes of the store's.
+        let header = Header { log: LogPoint { identity: 0, ..header.log }, ..header };
         self.copy(&used(&space), true, Some(&held))?;
 
         let none = RecoveryListener::default();

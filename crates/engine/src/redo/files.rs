@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use vellum_log::{FileLog, FileLogOptions, LogDevice, LogError, LogOptions};
+use vellum_log::{FileLog, FileLogOptions, LogDevice, LogError, LogOptions, LogView, Lsn, Shown};
+
+use crate::store::header::LogPoint;
 
 /// The least bytes of a log.
 pub(crate) const LOG_BYTES_MIN: u64 = 1 << 20;
@@ -18,17 +20,20 @@ pub(crate) struct LogFiles {
 }
 
 impl LogFiles {
-    /// Makes a new log for a store. What a log of the same store left in the folder goes.
+    /// Makes a new log for a clean store. The log that ended with the store's header goes, if a
+    /// process left it in the folder.
     ///
     /// # Errors
-    /// If another store may need what is in the folder; what the system said.
+    /// If another store, or another copy of this one, may need what is in the folder; what the
+    /// system said.
     pub(crate) fn create(
         folder: &Path,
         goes: bool,
         store: u128,
+        ended: LogPoint,
         log_bytes: u64,
     ) -> Result<LogFiles, LogError> {
-        match FileLog::create(folder, store, &options(log_bytes)) {
+        match FileLog::create(folder, store, &options(log_bytes), || is_over(folder, ended)) {
             Ok(log) => Ok(LogFiles { log: Arc::new(log), folder: folder.into(), goes }),
             Err(error) => {
                 if goes {
@@ -56,13 +61,20 @@ impl LogFiles {
         Ok(is_there.then(|| LogFiles { log, folder: folder.into(), goes }))
     }
 
-    /// Removes what a process has left of the log of a store that needs none. Leaves it there if
-    /// that fails.
-    pub(crate) fn remove_left(folder: &Path, goes: bool, store: u128, log_bytes: u64) {
-        if FileLog::is_left(folder, store)
-            && let Ok(left) = LogFiles::create(folder, goes, store, log_bytes)
-        {
-            left.remove();
+    /// Removes what a process has left of the log that ended with the header of a clean store.
+    /// Leaves it there if that fails, or if another copy of the store may need it.
+    pub(crate) fn remove_left(
+        folder: &Path,
+        goes: bool,
+        store: u128,
+        ended: LogPoint,
+        log_bytes: u64,
+    ) {
+        if FileLog::is_left(folder, store) {
+            match LogFiles::create(folder, goes, store, ended, log_bytes) {
+                Ok(left) => left.remove(),
+                Err(error) => tracing::warn!("a log stays: {error}"),
+            }
         } else if goes {
             let _ = FileLog::remove_empty_folder(folder);
         }
@@ -100,6 +112,25 @@ impl LogFiles {
     pub(crate) fn unlock(&self) {
         self.log.unlock();
     }
+}
+
+/// Whether a store whose clean header has this point is the only one that the log in a folder can be
+/// of. A copy of the store with another header may need the log: records that follow the point, or
+/// the records of a log that the header does not name. A log that begins with its first record and
+/// has none is that of a process which ended before it had named the log in a header.
+fn is_over(folder: &Path, ended: LogPoint) -> Result<bool, LogError> {
+    let view = LogView::open(folder)?;
+    let is_named = view.identity() == ended.identity;
+    let end = if is_named { Lsn(ended.lsn.wrapping_sub(ended.begin)) } else { Lsn(0) };
+    if !is_named && view.begin() > end {
+        return Ok(false);
+    }
+    let is_needed = |shown: Shown| match shown {
+        Shown::Record { record, .. } => record.lsn >= end,
+        Shown::End(..) => false,
+        _ => !is_named,
+    };
+    Ok(!view.records(None)?.any(is_needed))
 }
 
 /// The sizes of the files of a log with so many bytes in all.

@@ -207,7 +207,7 @@ impl<'a> Recovery<'a> {
             free_map: places.first().map_or(0, |place| place.id.0),
             file_pages,
             next_tree: self.next_tree,
-            log: LogPoint { identity: 0, begin: 0, lsn: self.store_lsn(self.end) },
+            log: LogPoint { lsn: self.store_lsn(self.end), ..self.header.log },
             ..self.header
         };
         let file = StoreFile::new(device, self.header);

@@ -24,7 +24,7 @@ use crate::planted::{StoreBug, is_planted};
 use crate::redo::log::{Held, MapPlaces, RedoLog, RoomPromise};
 use crate::store::free_map::{self, FreeMap};
 use crate::store::gate::Freeze;
-use crate::store::header::{Header, LogPoint};
+use crate::store::header::Header;
 use crate::store::pages::PageStore;
 use crate::sync::lock;
 
@@ -160,11 +160,10 @@ impl PageStore {
         }
         self.pool.trim_space()?;
         let cut = self.note_cut(log, freeze, &mut maps)?;
-        let lsn = cut.lsn;
         let header = Header {
             clean: true,
             file_pages: self.pool.end(),
-            log: LogPoint { identity: 0, begin: 0, lsn },
+            log: log.point(cut.lsn),
             ..cut.header
         };
         self.write_log_cut(log, cut, header, &mut maps)?;

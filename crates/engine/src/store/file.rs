@@ -181,7 +181,9 @@ impl StoreFile {
         if self.is_closed() {
             return Err(PoolError::WriteAhead(io::Error::other(CLOSED)));
         }
-        let next = Header { clean: false, free_map: 0, ..self.header() };
+        let last = self.header();
+        let log = last.log.without_log();
+        let next = Header { clean: false, free_map: 0, log, ..last };
         self.write(&writing, next, &[]).inspect_err(|error| {
             // Other threads may meet the poison before the thread that writes pages returns the
             // error.

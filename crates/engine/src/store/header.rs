@@ -21,9 +21,11 @@ pub(crate) const FORMAT_VERSION: u32 = 1;
 pub(crate) const FORMAT_VERSION_PIECES: u32 = 2;
 /// Version of a header that lists pages, of a store that never had a log.
 pub(crate) const FORMAT_VERSION_LIST: u32 = 3;
-/// Version of a header of a store that has, or had, a log. This is the greatest version that this
-/// code reads.
+/// Version of a header of a store that has, or had, a log.
 pub(crate) const FORMAT_VERSION_LOG: u32 = 4;
+/// Version of a clean header that names the log that ended with it. This is the greatest version
+/// that this code reads.
+pub(crate) const FORMAT_VERSION_ENDED_LOG: u32 = 5;
 /// The most pages that a header lists, with the fields of a log before the list.
 pub(crate) const LISTED_MAX: usize = (PAGE_SIZE - LIST) / LISTED_BYTES;
 /// The most frames of all listed pages.
@@ -90,9 +92,10 @@ pub(crate) struct Header {
 /// has one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LogPoint {
-    /// The identity of the store's log while the store is in use with a log, else 0.
+    /// The identity of the log of a store that is in use with one. In a clean header the identity of
+    /// the log that ended with it, of which a process may have left the files. Else 0.
     pub identity: u64,
-    /// The log sequence number at the log's own number 0, modulo 2^64.
+    /// The log sequence number at the log's own number 0, modulo 2^64. Of no meaning without a log.
     pub begin: u64,
     /// The header describes the store after all records before this log sequence number. 0 if the
     /// store never had a log.
@@ -123,6 +126,13 @@ pub(crate) enum HeaderPage {
 #[repr(C, align(4096))]
 pub(crate) struct AlignedPage(pub [u8; PAGE_SIZE]);
 
+impl LogPoint {
+    /// What a header says of a store that goes on without a log.
+    pub(crate) fn without_log(self) -> LogPoint {
+        LogPoint { identity: 0, begin: 0, ..self }
+    }
+}
+
 impl Header {
     /// The page that this header belongs to.
     pub(crate) fn page(&self) -> PageRef {
@@ -136,6 +146,7 @@ impl Header {
 
     fn encoded_version(&self) -> u32 {
         match (self.has_lsns(), self.listed) {
+            (true, _) if self.clean && self.log.identity != 0 => FORMAT_VERSION_ENDED_LOG,
             (true, _) => FORMAT_VERSION_LOG,
             (false, 0) => self.version,
             (false, _) => FORMAT_VERSION_LIST,
@@ -202,18 +213,18 @@ impl Header {
             Ok(_) => {}
         }
         let version = get_u32(bytes, AT_VERSION);
-        let log = match version {
-            FORMAT_VERSION_LOG => LogPoint {
+        let is_of_log = (FORMAT_VERSION_LOG..=FORMAT_VERSION_ENDED_LOG).contains(&version);
+        let log = match is_of_log {
+            true => LogPoint {
                 identity: get_u64(bytes, AT_LOG),
                 begin: get_u64(bytes, AT_LOG_BEGIN),
                 lsn: get_u64(bytes, AT_LSN),
             },
-            _ => LogPoint::default(),
+            false => LogPoint::default(),
         };
-        let is_of_log = version == FORMAT_VERSION_LOG;
-        let (listed, version) = match version {
+        let (listed, store_version) = match version {
             FORMAT_VERSION..=FORMAT_VERSION_PIECES => (0, version),
-            FORMAT_VERSION_LIST | FORMAT_VERSION_LOG => {
+            FORMAT_VERSION_LIST..=FORMAT_VERSION_ENDED_LOG => {
                 (get_u32(bytes, AT_LISTED), get_u32(bytes, AT_STORE_VERSION))
             }
             other => return HeaderPage::OtherVersion(other),
@@ -221,7 +232,7 @@ impl Header {
         let mut store_id = [0; 16];
         store_id.copy_from_slice(&bytes[AT_STORE_ID..AT_SEQUENCE]);
         let header = Header {
-            version,
+            version: store_version,
             page_frames: get_u32(bytes, AT_PAGE_FRAMES),
             store_id: u128::from_le_bytes(store_id),
             sequence: get_u64(bytes, AT_SEQUENCE),
@@ -234,19 +245,20 @@ impl Header {
             log,
         };
         let counters_are_sound = header.counts() && is_of_log == header.has_lsns();
-        let known = (FORMAT_VERSION..=FORMAT_VERSION_PIECES).contains(&version);
+        let known = (FORMAT_VERSION..=FORMAT_VERSION_PIECES).contains(&store_version);
         let list = header.list(bytes);
         let frames = list.map(|listed| u64::from(listed.page.frames)).sum::<u64>();
         let listed_max = (PAGE_SIZE - header.list_place()) / LISTED_BYTES;
         let can_list = listed as usize <= listed_max && frames <= LISTED_FRAMES_MAX;
         let can_list = listed == 0 || can_list && header.clean;
-        let names_log_in_use = log.identity == 0 || !header.clean;
+        let is_ended = header.clean && log.identity != 0;
+        let says_of_log = is_ended == (version == FORMAT_VERSION_ENDED_LOG);
         if header.page() != at
             || !(1..=16).contains(&header.page_frames)
             || !counters_are_sound
             || !known
             || !can_list
-            || !names_log_in_use
+            || !says_of_log
         {
             return damaged("its fields contradict each other");
         }
@@ -314,6 +326,7 @@ mod tests {
         for (header, version) in [
             (plain, FORMAT_VERSION_LOG),
             (Header { clean: false, log, ..plain }, FORMAT_VERSION_LOG),
+            (Header { log, ..plain }, FORMAT_VERSION_ENDED_LOG),
             (Header { log: no_log, ..plain }, FORMAT_VERSION_PIECES),
         ] {
             let block = header.encode(&[]);
@@ -327,9 +340,13 @@ mod tests {
         assert_eq!(get_u32(&old.0, AT_VERSION), FORMAT_VERSION_LIST);
         let HeaderPage::Valid(decoded) = Header::decode(1, &old.0) else { panic!("not valid") };
         assert!(decoded.list(&old.0).eq(list));
-        // A clean header needs no log.
-        let named = Header { log, ..plain }.encode(&[]);
-        assert!(matches!(Header::decode(1, &named.0), HeaderPage::Damaged(_)));
+        // Only a clean header names a log that has ended.
+        for (clean, version) in [(true, FORMAT_VERSION_LOG), (false, FORMAT_VERSION_ENDED_LOG)] {
+            let mut other = Header { clean, log, ..plain }.encode(&[]);
+            put_u32(&mut other.0, AT_VERSION, version);
+            page::seal(&mut other.0, &[]);
+            assert!(matches!(Header::decode(1, &other.0), HeaderPage::Damaged(_)));
+        }
         assert!(matches!(Header::decode(0, &block.0), HeaderPage::Damaged(_)));
         for bit in 0..200 * 8 {
             let mut bytes = block.0;

@@ -16,7 +16,7 @@ use crate::store::core::StoreCore;
 use crate::store::file::StoreFile;
 use crate::store::free_map;
 use crate::store::header::{
-    FORMAT_VERSION, FORMAT_VERSION_LOG, HEADER_PAGES, Header, HeaderPage, LISTED_FRAMES_MAX,
+    FORMAT_VERSION, FORMAT_VERSION_ENDED_LOG, HEADER_PAGES, Header, HeaderPage, LISTED_FRAMES_MAX,
     LogPoint,
 };
 use crate::store::open_log::{LogPlace, begin_log, recover};
@@ -41,8 +41,8 @@ pub(crate) fn create_file(path: &Path, options: &Options) -> Result<StoreCore> {
         file.publish()?;
         return Ok(core);
     }
-    let store = core.pages.header().store_id;
-    let log = place.create(store, &core.pages.device, options)?;
+    let header = core.pages.header();
+    let log = place.create(&header, &core.pages.device, options)?;
     if let Err(error) = file.publish() {
         log.remove();
         return Err(error.into());
@@ -51,7 +51,7 @@ pub(crate) fn create_file(path: &Path, options: &Options) -> Result<StoreCore> {
     if let Err(error) = begin_log(&mut core, log, options) {
         // The store is locked, so no process has used it.
         if path.is_file() && path.canonicalize().and_then(std::fs::remove_file).is_ok() {
-            drop(place.create(store, &core.pages.device, options).map(OpenLog::remove));
+            drop(place.create(&header, &core.pages.device, options).map(OpenLog::remove));
         }
         return Err(error);
     }
@@ -71,8 +71,8 @@ pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<Store
     let place = LogPlace::of(options, None);
     let mut core = create_without_log(device, options, &place)?;
     if options.wants_log(&place) {
-        let store = core.pages.header().store_id;
-        let log = place.create(store, &core.pages.device, options)?;
+        let header = core.pages.header();
+        let log = place.create(&header, &core.pages.device, options)?;
         begin_log(&mut core, log, options)?;
     }
     Ok(core)
@@ -195,11 +195,11 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
     match (options.wants_log(place), log) {
         (true, Some(log)) => begin_log(&mut core, log, options)?,
         (true, None) => {
-            let log = place.create(header.store_id, &core.pages.device, options)?;
+            let log = place.create(&header, &core.pages.device, options)?;
             begin_log(&mut core, log, options)?;
         }
         (false, Some(log)) => log.remove(),
-        (false, None) if !options.is_read_only() => place.remove_left(header.store_id, options),
+        (false, None) if !options.is_read_only() => place.remove_left(&header, options),
         (false, None) => {}
     }
     Ok(core)
@@ -306,7 +306,10 @@ fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<He
                 }
             }
             HeaderPage::OtherVersion(version) => {
-                return Err(Error::UnknownFormat { found: *version, known: FORMAT_VERSION_LOG });
+                return Err(Error::UnknownFormat {
+                    found: *version,
+                    known: FORMAT_VERSION_ENDED_LOG,
+                });
             }
             HeaderPage::Damaged(damage) => wrong = Some(damage.clone().into()),
             HeaderPage::Foreign => {

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use vellum_log::{BLOCK_BYTES, Log, LogDevice, Lsn, Record};
+use vellum_log::{BLOCK_BYTES, Log, LogDevice, LogError, Lsn, Record};
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageRef, Space};
 
@@ -73,26 +73,33 @@ impl LogPlace {
     }
 
     /// Removes what a process has left of the log of a store that is clean.
-    pub(crate) fn remove_left(&self, store: u128, options: &Options) {
+    pub(crate) fn remove_left(&self, header: &Header, options: &Options) {
         if let LogPlace::Folder { path, goes } = self {
-            LogFiles::remove_left(path, *goes, store, options.log_bytes.max(LOG_BYTES_MIN));
+            let log_bytes = options.log_bytes.max(LOG_BYTES_MIN);
+            LogFiles::remove_left(path, *goes, header.store_id, header.log, log_bytes);
         }
     }
 
     /// Makes a new log for a store that is clean.
     ///
     /// # Errors
-    /// If the folder has the log of another store; what the system said.
+    /// If the folder has a log that another store, or another copy of this one, may need; what the
+    /// system said.
     pub(crate) fn create(
         &self,
-        store: u128,
+        header: &Header,
         file: &Arc<dyn Device>,
         options: &Options,
     ) -> Result<OpenLog> {
         let (device, files) = match self {
             LogPlace::Device(device) => (device.clone(), None),
             LogPlace::Folder { path, goes } => {
-                let files = LogFiles::create(path, *goes, store, options.log_bytes)?;
+                let (store, ended) = (header.store_id, header.log);
+                let files = LogFiles::create(path, *goes, store, ended, options.log_bytes);
+                let files = files.map_err(|error| match error {
+                    LogError::Full { .. } | LogError::Io { .. } => Error::NoPlaceForLog(error),
+                    error => error.into(),
+                })?;
                 (files.device(), Some(files))
             }
             LogPlace::Nowhere => {

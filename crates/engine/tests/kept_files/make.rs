@@ -105,6 +105,20 @@ fn crashed(to: &Path, page_frames: u32, changes: impl Fn(&Store)) {
     copy_open(&path, to);
 }
 
+/// A store that was closed after it had a log, and the same with the log that it had.
+fn ended(to: &Path, left: &Path) {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("store");
+    closed(&path, 1);
+    let store = Store::open(&path, &options(1).log(true).log_bytes(1 << 20)).unwrap();
+    take(&store, &contents::more());
+    store.sync().unwrap();
+    copy_open(&path, left);
+    store.close().unwrap();
+    fs::copy(&path, to).unwrap();
+    fs::copy(&path, left).unwrap();
+}
+
 /// A backup, and an increment that follows it.
 fn backups(base: &Path, increment: &Path) {
     let folder = tempdir().unwrap();
@@ -132,5 +146,6 @@ fn make() {
     let transactions = |store: &Store| transact(store, &contents::transactions());
     crashed(&folder.join("transactions.store"), 1, transactions);
     backups(&folder.join("full.backup"), &folder.join("one.increment"));
+    ended(&folder.join("ended.store"), &folder.join("left.store"));
     println!("made {}", folder.display());
 }

@@ -89,35 +89,28 @@ impl FileLog {
         FileLog::open_in(folder, options, || Ok(Box::new(KernelFolder::lock(folder)?)))
     }
 
-    /// Makes a new log in a folder, with one file. What a log of the same owner left there goes. An
-    /// owner is a number that is not 0. The log has no owner until [`own`](FileLog::own) says so: a
-    /// log without an owner goes when the next one is made.
+    /// Makes a new log in a folder, with one file. What a log of the same owner left there goes, if
+    /// `is_over` says that the owner needs it no more; it may look at the folder, which is locked
+    /// meanwhile ([`LogView`](crate::LogView)). An owner is a number that is not 0. The log has no
+    /// owner until [`own`](FileLog::own) says so: a log without an owner goes when the next one is
+    /// made.
     ///
     /// # Errors
-    /// As [`open`](FileLog::open); `Unfit` if the folder has the log of another owner, or one that
-    /// was not made by this function.
+    /// As [`open`](FileLog::open); `Unfit` if the folder has the log of another owner, one that its
+    /// owner still needs, or one that was not made by this function; what `is_over` returns.
     pub fn create(
         folder: impl AsRef<Path>,
         owner: u128,
         options: &FileLogOptions,
+        is_over: impl FnOnce() -> Result<bool, LogError>,
     ) -> Result<FileLog, LogError> {
         let folder = folder.as_ref();
-        FileLog::create_in(folder, owner, options, || Ok(Box::new(KernelFolder::lock(folder)?)))
-    }
-
-    /// The same, in the folder that `lock` gives.
-    pub(crate) fn create_in(
-        folder: &Path,
-        owner: u128,
-        options: &FileLogOptions,
-        lock: impl FnOnce() -> Result<Box<dyn Folder>, LogError>,
-    ) -> Result<FileLog, LogError> {
         let doing = || format!("making a log in {}", folder.display());
         let log = FileLog::open_in(folder, options, || {
-            let locked = lock()?;
-            owner::disown(folder, &*locked, owner)?;
-            remove_segments(&*locked).map_err(LogError::io(doing()))?;
-            Ok(locked)
+            let locked = KernelFolder::lock(folder)?;
+            owner::disown(folder, &locked, owner, is_over)?;
+            remove_segments(&locked).map_err(LogError::io(doing()))?;
+            Ok(Box::new(locked))
         })?;
         log.extend().map_err(|source| {
             // No program needs what is there. What stays goes with the next log.

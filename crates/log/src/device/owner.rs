@@ -2,7 +2,8 @@
 //!
 //! A program that needs the log after a crash is its owner. A new log must not take the place of
 //! the one that another owner needs. So a log that is made over an older one wants to know whose
-//! that is. A mark without an owner says that no program needs the log yet.
+//! that is, and asks that owner whether it still needs the older one. A mark without an owner says
+//! that no program needs the log yet.
 
 use std::io;
 use std::path::Path;
@@ -33,11 +34,17 @@ pub(super) fn is_left(folder: &Path, owner: u128) -> bool {
     [owner, 0].iter().any(|owner| folder.join(name(*owner)).exists())
 }
 
-/// Takes a folder for a new log of an owner: afterwards no program needs what is in it.
+/// Takes a folder for a new log of an owner: afterwards no program needs what is in it. `is_over`
+/// says whether the owner needs its own log no more.
 ///
 /// # Errors
-/// `Unfit` if another owner needs it, or if there is a log without a mark.
-pub(super) fn disown(folder: &Path, locked: &dyn Folder, owner: u128) -> Result<(), LogError> {
+/// `Unfit` if an owner needs it, or if there is a log without a mark; what `is_over` returns.
+pub(super) fn disown(
+    folder: &Path,
+    locked: &dyn Folder,
+    owner: u128,
+    is_over: impl FnOnce() -> Result<bool, LogError>,
+) -> Result<(), LogError> {
     let doing = || format!("making a log in {}", folder.display());
     let unfit = |what: String| Err(LogError::Unfit { path: folder.into(), what });
     let names = locked.names().map_err(LogError::io(doing()))?;
@@ -48,8 +55,16 @@ pub(super) fn disown(folder: &Path, locked: &dyn Folder, owner: u128) -> Result<
              move it away, or choose another folder"
         ));
     }
-    if marks.is_empty() && names.iter().any(|name| number(name).is_some()) {
+    let has_segments = names.iter().any(|name| number(name).is_some());
+    if marks.is_empty() && has_segments {
         return unfit("it has a log of another program: choose another folder".into());
+    }
+    if marks == [owner] && has_segments && !is_over()? {
+        return unfit(
+            "it has records of another copy of this store, which that copy may need to recover: \
+             open that copy instead, or move the folder to where it lies, or choose another folder"
+                .into(),
+        );
     }
     let disown = || {
         if !marks.contains(&0) {
