@@ -114,10 +114,10 @@ impl LogFiles {
     }
 }
 
-/// Whether a store whose clean header has this point is the only one that the log in a folder can be
-/// of. A copy of the store with another header may need the log: records that follow the point, or
-/// the records of a log that the header does not name. A log that begins with its first record and
-/// has none is that of a process which ended before it had named the log in a header.
+/// Whether no copy of a store needs the log in a folder, when the store is clean and its header has
+/// this point. Another copy may need records that follow the point, or the records of a log that
+/// this header does not name. A log that has none, and never had any, is that of a process which
+/// ended before it had named the log in a header.
 fn is_over(folder: &Path, ended: LogPoint) -> Result<bool, LogError> {
     let view = LogView::open(folder)?;
     let is_named = view.identity() == ended.identity;

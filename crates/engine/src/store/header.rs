@@ -92,8 +92,8 @@ pub(crate) struct Header {
 /// has one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LogPoint {
-    /// The identity of the log of a store that is in use with one. In a clean header the identity of
-    /// the log that ended with it, of which a process may have left the files. Else 0.
+    /// The identity of the log of a store that is in use with one. In a clean header the identity
+    /// of the log that ended with it, of which a process may have left the files. Else 0.
     pub identity: u64,
     /// The log sequence number at the log's own number 0, modulo 2^64. Of no meaning without a log.
     pub begin: u64,
