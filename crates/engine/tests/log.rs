@@ -346,6 +346,36 @@ fn a_log_longer_than_its_disk_goes_on() {
     assert_eq!(store.tree("values").unwrap().stat().unwrap().entries, 5000);
 }
 
+/// No checkpoint gives room back while a tree is dropped or cleared.
+#[test]
+fn a_tree_far_longer_than_the_log_is_dropped_and_cleared() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = Store::create(&path, &logged()).unwrap();
+    let names = ["dropped", "cleared"];
+    let trees = names.map(|name| store.create_tree(name).unwrap());
+    // Both in turns, and in no order: the pages of a tree lie apart from each other.
+    for number in 0..15_000_u32 {
+        let key = number.wrapping_mul(2_654_435_761).to_be_bytes();
+        let len = if number % 10 == 7 { 5000 } else { 1500 };
+        for tree in &trees {
+            tree.upsert(&key, &vec![7; len]).unwrap();
+        }
+    }
+    assert!(store.stat().unwrap().used_pages > 10_000);
+    store.drop_tree(names[0]).unwrap();
+    trees[1].clear().unwrap();
+    store.sync().unwrap();
+    let copy = folder.path().join("crashed");
+    copy_open(&path, &copy);
+    for store in [store, Store::open(&copy, &logged()).unwrap()] {
+        let report = store.check(&mut |_| ()).unwrap();
+        assert!(report.is_sound(), "{:?}", report.damage);
+        assert_eq!(report.lost_pages, 0);
+        store.close().unwrap();
+    }
+}
+
 /// Transactions with long records, in a log that has room for few of them, while others change the
 /// store: each finds room, or waits for a checkpoint.
 #[test]

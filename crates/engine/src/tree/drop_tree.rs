@@ -1,6 +1,12 @@
 //! Frees all pages of a tree, to drop it or to clear it.
+//!
+//! The pages are freed in batches. A record of the log says that all pages of a batch are free, and
+//! then each of them is freed. No page is locked while the thread reads the next ones or waits for
+//! a lock, because a reader may hold one page of the tree and wait for another one.
 
-use vellum_pool::{ExclusiveGuard, PageRef};
+use std::mem::take;
+
+use vellum_pool::PageRef;
 
 use super::Access;
 use super::lookup::LeafBytes;
@@ -9,12 +15,35 @@ use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::node::Node;
 use crate::page::blob::BlobRef;
+use crate::page::runs::PageRuns;
 use crate::page::{self, PageKind};
-use crate::store::pages::Change;
+use crate::store::pages::{Change, RANGES_MAX, record_ranges};
 use crate::versions::{Replaced, size_of};
 
-/// The most bytes of a record of one range.
-const RANGE_RECORD: usize = 64;
+/// The most bytes of a range in a record.
+const RANGE_BYTES: usize = 16;
+
+/// Pages that one record will say are free.
+struct Batch {
+    /// Each before the nodes below it.
+    nodes: Vec<PageRef>,
+    /// Values on a page of their own.
+    blobs: Vec<BlobRef>,
+    /// Why some pages of the tree stay unused: the first reason.
+    outcome: Result<()>,
+}
+
+impl Batch {
+    fn new() -> Batch {
+        Batch { nodes: Vec::new(), blobs: Vec::new(), outcome: Ok(()) }
+    }
+
+    fn note(&mut self, error: Error) {
+        if self.outcome.is_ok() {
+            self.outcome = Err(error);
+        }
+    }
+}
 
 /// The children and blobs to which a node refers.
 struct References {
@@ -33,7 +62,9 @@ impl<'a> Access<'a> {
     /// The tree is gone already. So this has no error: pages that cannot be read stay allocated and
     /// unused, with those below them.
     pub(crate) fn free_all(self, change: &Change<'_>) {
-        self.warn_unless_freed(self.free_from(change, self.root_page(), u8::MAX));
+        let mut batch = Batch::new();
+        let freed = self.free_from(change, &mut batch, self.root_page(), u8::MAX);
+        self.free_rest(change, batch, freed);
     }
 
     /// Removes all entries: makes the root an empty leaf, which readers see as one step, and frees
@@ -47,20 +78,16 @@ impl<'a> Access<'a> {
             false => Vec::new(),
         };
         let mut root = self.exclusive_root()?;
-        let references = self.references_of(&root, u8::MAX)?;
+        let references = self.references_of(LeafBytes::from(&root), u8::MAX)?;
         let mut group = self.group(change);
         group.replace(replaced);
         group.format_root(&mut root, 0, 0);
         group.end(&mut [&mut root])?;
         drop(root);
-        self.warn_unless_freed(self.free_below(change, references));
+        let mut batch = Batch::new();
+        let freed = self.free_below(change, &mut batch, references);
+        self.free_rest(change, batch, freed);
         Ok(())
-    }
-
-    fn warn_unless_freed(self, freed: Result<()>) {
-        if let Err(error) = freed {
-            tracing::warn!("pages of the tree {:?} stay unused: {error}", self.tree.name());
-        }
     }
 
     /// All entries of the tree, which a clear is about to remove, for views that still see them.
@@ -93,28 +120,41 @@ impl<'a> Access<'a> {
         })
     }
 
-    /// Logs that a range is free. The change has room for the record: without that, other changes
-    /// might lack the room that is kept for them.
-    fn log_free(self, change: &Change<'_>, page: PageRef) -> Result<()> {
-        change.next_group()?;
-        self.pages.log_ranges(&[page], true)?;
-        change.note_record(RANGE_RECORD);
-        Ok(())
-    }
-
-    fn free_from(self, change: &Change<'_>, page: PageRef, level_max: u8) -> Result<()> {
-        let guard = self.pages.pool.fix_exclusive(page)?;
-        let references = self.references_of(&guard, level_max)?;
-        self.log_free(change, page)?;
-        self.free_page(change, guard);
-        self.free_below(change, references)
+    /// Adds a node, which must belong to this tree and have at most `level_max`, and all that is
+    /// below it.
+    ///
+    /// # Errors
+    /// If the log has no room.
+    fn free_from(
+        self,
+        change: &Change<'_>,
+        batch: &mut Batch,
+        page: PageRef,
+        level_max: u8,
+    ) -> Result<()> {
+        let guard = self.pages.pool.fix_shared(page).map_err(Error::from);
+        let read = guard.and_then(|guard| self.references_of(LeafBytes::from(&guard), level_max));
+        let references = match read {
+            Ok(references) => references,
+            Err(error) => {
+                batch.note(error);
+                return Ok(());
+            }
+        };
+        batch.nodes.push(page);
+        // The pool still has the nodes of a batch when they are freed.
+        let in_pool = self.pages.pool.capacity() / u64::from(8 * page.frames);
+        if batch.nodes.len() as u64 >= in_pool.clamp(1, RANGES_MAX as u64 / 2) {
+            self.free_batch(change, batch)?;
+        }
+        self.free_below(change, batch, references)
     }
 
     /// The references of a node, which must belong to this tree and have at most `level_max`.
-    fn references_of(self, guard: &ExclusiveGuard<'a>, level_max: u8) -> Result<References> {
-        let page = guard.page();
+    fn references_of(self, bytes: LeafBytes<'_>, level_max: u8) -> Result<References> {
+        let page = bytes.page;
         let torn = |torn| Error::torn(page, torn);
-        let node = Node::new(&guard[..]);
+        let node = Node::new(bytes.bytes);
         let (level, count) = (node.level().map_err(torn)?, node.count().map_err(torn)?);
         if level > level_max || !node.is_of(self.tree.id, level) {
             // The page may be in use elsewhere, so this thread does not free it.
@@ -128,32 +168,69 @@ impl<'a> Access<'a> {
             }
         } else {
             for index in 0..count {
-                references.blobs.extend(LeafBytes::from(guard).value(index)?.blob());
+                references.blobs.extend(bytes.value(index)?.blob());
             }
         }
         Ok(references)
     }
 
-    fn free_below(self, change: &Change<'_>, references: References) -> Result<()> {
-        let mut outcome = Ok(());
+    fn free_below(
+        self,
+        change: &Change<'_>,
+        batch: &mut Batch,
+        references: References,
+    ) -> Result<()> {
         for blob in references.blobs {
-            match self.is_foreign(blob) {
-                true => {
-                    let what = format!("it is not a value of tree {}", self.tree.id);
-                    outcome = outcome.and(Err(Error::damaged(blob.page, what)));
+            if self.is_foreign(blob) {
+                let what = format!("it is not a value of tree {}", self.tree.id);
+                batch.note(Error::damaged(blob.page, what));
+            } else if blob.is_whole() {
+                batch.blobs.push(blob);
+                if batch.blobs.len() >= RANGES_MAX / 2 {
+                    self.free_batch(change, batch)?;
                 }
-                false => {
-                    if blob.is_whole() {
-                        self.log_free(change, blob.page)?;
-                    }
-                    self.free_blob(change, blob);
-                }
+            } else {
+                // Its pages have records of their own.
+                self.free_blob(change, blob);
             }
         }
         for child in references.children {
-            let freed = self.free_from(change, self.page(child), references.level - 1);
-            outcome = outcome.and(freed);
+            self.free_from(change, batch, self.page(child), references.level - 1)?;
         }
-        outcome
+        Ok(())
+    }
+
+    /// Logs that the pages of a batch are free, frees them, and empties the batch.
+    ///
+    /// # Errors
+    /// If the log has no room for the record. Then all pages of the batch stay unused.
+    fn free_batch(self, change: &Change<'_>, batch: &mut Batch) -> Result<()> {
+        let (nodes, blobs) = (take(&mut batch.nodes), take(&mut batch.blobs));
+        let mut pages = nodes.clone();
+        pages.extend(blobs.iter().map(|blob| blob.page));
+        pages.sort_unstable_by_key(|page| page.id);
+        let mut runs = PageRuns::default();
+        pages.into_iter().for_each(|page| runs.push(page));
+        let ranges = record_ranges(runs.ranges());
+        // Without that, other changes might lack the room that is kept for them.
+        change.next_group()?;
+        self.pages.log_ranges(&ranges, true)?;
+        change.note_record(ranges.len() * RANGE_BYTES);
+        for page in nodes {
+            match self.pages.pool.fix_exclusive(page) {
+                Ok(guard) => self.free_page(change, guard),
+                Err(error) => batch.note(error.into()),
+            }
+        }
+        blobs.into_iter().for_each(|blob| self.free_blob(change, blob));
+        Ok(())
+    }
+
+    /// Frees the last batch, and warns if not all pages of the tree could be freed.
+    fn free_rest(self, change: &Change<'_>, mut batch: Batch, freed: Result<()>) {
+        let freed = freed.and_then(|()| self.free_batch(change, &mut batch));
+        if let Err(error) = batch.outcome.and(freed) {
+            tracing::warn!("pages of the tree {:?} stay unused: {error}", self.tree.name());
+        }
     }
 }

@@ -984,7 +984,11 @@ impl PageStore {
     /// Frees pages to which nothing refers any more. A reader that holds a page keeps it until it
     /// lets go.
     pub(crate) fn free_pages(&self, pages: &PageRuns) {
-        pages.iter().for_each(|page| self.free_or_warn(page));
+        if let Err(error) = self.log_ranges(&record_ranges(pages.ranges()), true) {
+            tracing::warn!("the pages of a value could not be freed and stay unused: {error}");
+            return;
+        }
+        pages.iter().for_each(|page| self.free_logged(page));
     }
 
     /// Frees a page to which nothing refers any more, and logs that.
