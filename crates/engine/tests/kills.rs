@@ -202,14 +202,12 @@ fn live(mut child: Child, random: &mut Random, acknowledged: &mut [u64]) {
     assert_eq!(ended.signal(), Some(libc::SIGKILL), "{ended}");
 }
 
-#[test]
-fn what_a_killed_process_synced_is_there_and_nothing_else() {
+/// Kills so many processes that use one store. Returns how many of the stores that the parent
+/// opened were not closed, and how many changes of each thread there are.
+fn kill(rounds: u32, random: &mut Random) -> (u32, [u64; THREADS]) {
     let folder = tempdir().unwrap();
     let path = folder.path().join("store");
     Store::create(&path, &options()).unwrap().close().unwrap();
-    let rounds = if env::var_os("VELLUM_SOAK").is_some() { 5000 } else { 60 };
-    let mut random = Random(env::var("VELLUM_SEED").map_or(1, |seed| seed.parse().unwrap()));
-    let random = &mut random;
     let mut acknowledged = [0; THREADS];
     let mut recoveries = 0;
     for round in 0..rounds {
@@ -235,6 +233,21 @@ fn what_a_killed_process_synced_is_there_and_nothing_else() {
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         }
     }
-    println!("{rounds} kills, {recoveries} recoveries here, {acknowledged:?} changes");
+    (recoveries, acknowledged)
+}
+
+#[test]
+fn what_a_killed_process_synced_is_there_and_nothing_else() {
+    // Each look goes over all changes since the store was made.
+    let stores = if env::var_os("VELLUM_SOAK").is_some() { 84 } else { 1 };
+    let mut random = Random(env::var("VELLUM_SEED").map_or(1, |seed| seed.parse().unwrap()));
+    let (mut rounds, mut recoveries, mut changes) = (0, 0, 0);
+    for _ in 0..stores {
+        let (recovered, made) = kill(60, &mut random);
+        rounds += 60;
+        recoveries += recovered;
+        changes += made.iter().sum::<u64>();
+        println!("{rounds} kills, {recoveries} recoveries here, {changes} changes");
+    }
     assert!(recoveries > rounds / 10, "{recoveries}");
 }

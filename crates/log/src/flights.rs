@@ -293,8 +293,9 @@ impl Shared {
         flow.flights.push_back((blocks.start, None));
         flow.flying += 1;
         flow.taken += 1;
-        // Room is made ahead, so that no append waits for it.
-        let (room, ahead) = (self.ring.room(), self.ring.len());
+        // Room is made ahead, so that no append waits for it: as much as was used, because a log
+        // may end soon.
+        let (room, ahead) = (self.ring.room(), self.ring.len().min(blocks.end - self.start));
         if room < blocks.end + ahead && flow.asked_at != room {
             (flow.wants_more_than, flow.asked_at) = (Some(room), room);
             self.work.notify_one();

@@ -59,6 +59,45 @@ fn ways() -> Vec<Way> {
     ways
 }
 
+/// The first segment of a log is ready in part at first, so that a store that is opened for one
+/// change does not wait for the rest.
+#[test]
+fn a_new_log_has_little_room_and_gets_more_as_it_is_used() {
+    let folder = tempdir().unwrap();
+    let mut options = FileLogOptions::default();
+    options.segment_bytes = 4 << 20;
+    let blocks = options.segment_bytes / 4096 - 1;
+    let made = folder.path().join("made");
+    let files = FileLog::open(&made, &options).unwrap();
+    let mut end = files.extend().unwrap();
+    // A file system that reserves no room gets the whole file.
+    assert!(end == 127 || end == blocks, "{end}");
+    while end < blocks {
+        assert_eq!(files.scan(), 0..end);
+        let more = files.extend().unwrap();
+        assert!(more > end && more <= blocks, "{end}, {more}");
+        end = more;
+    }
+    assert_eq!(files.extend().unwrap(), 2 * blocks);
+
+    let used = folder.path().join("used");
+    let (log, ..) = open_with(&used, &options, None).unwrap();
+    let record = vec![7; 10_000];
+    let mut last = Lsn(0);
+    for number in 0..600 {
+        last = log.append(&record).unwrap();
+        if number % 30 == 0 {
+            log.wait_durable(last).unwrap();
+        }
+    }
+    log.wait_durable(last).unwrap();
+    drop(log);
+    let files = FileLog::open(&used, &options).unwrap();
+    assert_eq!(files.scan(), 0..2 * blocks, "all of a file is ready when it is found");
+    drop(files);
+    assert_eq!(open_with(&used, &options, None).unwrap().2, vec![record; 600]);
+}
+
 #[test]
 fn segments_are_recycled_and_all_is_found_by_each_way() {
     for way in ways() {

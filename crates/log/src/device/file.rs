@@ -48,6 +48,8 @@ pub struct FileLog {
     segments: RwLock<Segments>,
     /// The file that is made for the next segment, if there is one.
     next_file: Mutex<Option<NewSegment>>,
+    /// The log's first segment, until all of it is zeroed.
+    first: Mutex<Option<NewSegment>>,
     /// Whether a write or a sync has failed, of blocks or of heads: nothing is written after that.
     failed: AtomicBool,
     /// Held while a write or sync is under way whose failure the kernel may tell to another: it
@@ -76,6 +78,16 @@ struct Segments {
     files: usize,
     /// The number in the name of the next one.
     name: u64,
+    /// Blocks of the newest one for which there is no room yet.
+    unready: u64,
+}
+
+impl Segments {
+    /// The blocks that there is room for.
+    fn range(&self, blocks: u64) -> Range<u64> {
+        let end = self.first + self.live.len() as u64;
+        self.first * blocks..end * blocks - self.unready
+    }
 }
 
 impl FileLog {
@@ -159,7 +171,7 @@ impl FileLog {
         segments.live.clear();
         segments.spare.clear();
         drop(segments);
-        *self.next_file() = None;
+        (*self.next_file(), *self.first()) = (None, None);
         let folder = &*self.folder;
         let removed = remove_segments(folder).and_then(|()| owner::remove(folder));
         folder.unlock();
@@ -201,7 +213,7 @@ impl FileLog {
         let most = options.most_bytes / ((found.blocks + 1) * BLOCK_BYTES as u64);
         let files = found.live.len() + found.spare.len();
         let (first, live, spare) = (found.first, found.live, found.spare);
-        let segments = Segments { first, live, spare, files, name: found.name };
+        let segments = Segments { first, live, spare, files, name: found.name, unready: 0 };
         Ok(FileLog {
             folder: locked,
             log: found.log,
@@ -210,6 +222,7 @@ impl FileLog {
             choice,
             segments: RwLock::new(segments),
             next_file: Mutex::new(None),
+            first: Mutex::new(None),
             failed: AtomicBool::new(false),
             alone: Mutex::new(()),
             taken: AtomicBool::new(false),
@@ -223,14 +236,46 @@ impl FileLog {
     }
 
     /// A file that gets a new number: a spare one, or a new one, which has no name yet.
-    fn take_spare(&self) -> io::Result<(Arc<Segment>, bool)> {
-        if let Some(spare) = self.write_segments().spare.pop() {
-            return Ok((spare, false));
+    fn take_spare(&self) -> io::Result<(Arc<Segment>, Option<NewSegment>)> {
+        let mut segments = self.write_segments();
+        let is_first = segments.live.is_empty();
+        if let Some(spare) = segments.spare.pop() {
+            return Ok((spare, None));
         }
+        drop(segments);
         let mut next = self.next_file();
-        while self.make_part(&mut next, Pace::Now)? {}
+        let pace = if is_first { Pace::First } else { Pace::Now };
+        let begins = |next: &NewSegment| is_first && next.can_begin();
+        while !next.as_ref().is_some_and(begins) && self.make_part(&mut next, pace)? {}
         let made = next.take().ok_or(io::ErrorKind::NotFound)?;
-        Ok((Arc::new(made.segment), true))
+        Ok((made.segment.clone(), Some(made)))
+    }
+
+    /// Makes more of the log's first segment ready, if not all of it is. Returns the new end.
+    fn extend_first(&self) -> io::Result<Option<u64>> {
+        let mut first = self.first();
+        let Some(new) = &mut *first else { return Ok(None) };
+        let known = self.blocks - self.write_segments().unready;
+        if new.ready() <= known {
+            self.zero(new, Pace::Now)?;
+        }
+        let mut segments = self.write_segments();
+        segments.unready = self.blocks - new.ready();
+        if new.is_whole() {
+            *first = None;
+        }
+        Ok(Some(segments.range(self.blocks).end))
+    }
+
+    /// Zeroes more of the first segment, to which the log writes meanwhile. Returns whether more is
+    /// left.
+    fn zero(&self, first: &mut NewSegment, pace: Pace) -> io::Result<bool> {
+        let _alone = self.alone();
+        self.unless_failed_but_for_room(|| first.step(pace))?
+    }
+
+    fn first(&self) -> MutexGuard<'_, Option<NewSegment>> {
+        self.first.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does the next step of making a new file. Returns whether there are more.
@@ -332,12 +377,20 @@ impl FileLog {
         act().inspect_err(|_| self.failed.store(true, Ordering::Release))
     }
 
-    /// The same for a step of a new file. If room is missing, nothing has failed: the file goes.
-    fn unless_failed_or_full<T>(&self, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        let full = self.unless_failed(|| match act() {
+    /// The same. If room is missing, nothing has failed.
+    fn unless_failed_but_for_room<T>(
+        &self,
+        act: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<io::Result<T>> {
+        self.unless_failed(|| match act() {
             Err(error) if is_full(&error) => Ok(Err(error)),
             done => done.map(Ok),
-        })?;
+        })
+    }
+
+    /// The same for a step of a new file, which goes if room is missing.
+    fn unless_failed_or_full<T>(&self, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let full = self.unless_failed_but_for_room(act)?;
         if full.is_err() {
             self.folder.remove(NEW)?;
         }
@@ -355,19 +408,24 @@ impl LogDevice for FileLog {
             return 0..0;
         }
         let segments = self.segments.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let end = segments.first + segments.live.len() as u64;
-        segments.first * self.blocks..end * self.blocks
+        segments.range(self.blocks)
     }
 
     fn prepare(&self) -> io::Result<bool> {
         self.check_home()?;
+        if let Some(first) = &mut *self.first() {
+            return self.zero(first, Pace::Ahead);
+        }
         let has_spare = !self.write_segments().spare.is_empty();
         if has_spare { Ok(false) } else { self.make_part(&mut self.next_file(), Pace::Ahead) }
     }
 
     fn extend(&self) -> io::Result<u64> {
         self.check_home()?;
-        let (segment, is_new) = self.take_spare()?;
+        if let Some(end) = self.extend_first()? {
+            return Ok(end);
+        }
+        let (segment, new) = self.take_spare()?;
         // Seen after the file was taken: the segment that it was comes before the oldest one.
         let live = self.scan();
         let [oldest, number] = [live.start, live.end].map(|block| block / self.blocks);
@@ -375,15 +433,18 @@ impl LogDevice for FileLog {
         // If this fails, the file may have the number on the disk or not: no other file must get
         // it. Not even for want of room, which a file system may need that writes elsewhere.
         self.unless_failed(|| segment.write_head(head)).map_err(for_good)?;
-        if is_new {
+        if new.is_some() {
             self.unless_failed_or_full(|| self.name())?;
             // It is there after a crash once its folder is durable.
             self.unless_failed(|| self.folder.sync()).map_err(for_good)?;
         }
+        let mut first = self.first();
         let mut segments = self.write_segments();
-        segments.files += usize::from(is_new);
+        segments.files += usize::from(new.is_some());
         segments.live.push_back(segment);
-        Ok((number + 1) * self.blocks)
+        *first = new.filter(|new| !new.is_whole());
+        segments.unready = first.as_ref().map_or(0, |first| self.blocks - first.ready());
+        Ok(segments.range(self.blocks).end)
     }
 
     fn append(&self, first: u64, parts: [&[Block]; 2]) -> io::Result<Written> {

@@ -4,6 +4,7 @@
 //! allocated and was written before, so that a block changes no metadata.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use zerocopy::IntoBytes as _;
@@ -24,6 +25,9 @@ pub(super) enum Pace {
     Ahead = if cfg!(test) { 2 } else { 16 },
     /// A record waits for the room.
     Now = if cfg!(test) { 3 } else { 256 },
+    /// A log is made: its first segment can begin with so many. A store that is opened for one
+    /// change does not wait for more.
+    First = if cfg!(test) { 4 } else { 128 },
 }
 
 /// What the first block of a file says.
@@ -199,10 +203,11 @@ impl Segment {
 #[derive(Debug)]
 pub(super) struct NewSegment {
     /// A segment once there are no more steps.
-    pub(super) segment: Segment,
+    pub(super) segment: Arc<Segment>,
     /// Blocks of the file, with its head.
     blocks: u64,
     zeroed: u64,
+    is_allocated: bool,
 }
 
 impl NewSegment {
@@ -213,20 +218,37 @@ impl NewSegment {
         way: Way,
         blocks: u64,
     ) -> io::Result<NewSegment> {
-        let segment = Segment::open(folder, name, way, true)?;
-        Ok(NewSegment { segment, blocks: blocks + 1, zeroed: 0 })
+        let segment = Arc::new(Segment::open(folder, name, way, true)?);
+        Ok(NewSegment { segment, blocks: blocks + 1, zeroed: 0, is_allocated: false })
+    }
+
+    /// The blocks of the segment that are zeroed.
+    pub(super) fn ready(&self) -> u64 {
+        self.zeroed.saturating_sub(1)
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.zeroed == self.blocks
+    }
+
+    /// Whether the file can be a log's first segment, before all of it is zeroed.
+    pub(super) fn can_begin(&self) -> bool {
+        self.is_whole() || self.is_allocated && self.zeroed >= Pace::First as u64
     }
 
     /// Does the next step. Returns whether there are more.
     pub(super) fn step(&mut self, pace: Pace) -> io::Result<bool> {
         let file = &*self.segment.file;
-        if self.zeroed == self.blocks {
+        if self.is_whole() {
             return Ok(false);
         }
         if self.zeroed == 0 {
             match file.allocate(self.blocks * BLOCK_BYTES as u64) {
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
-                allocated => allocated?,
+                allocated => {
+                    allocated?;
+                    self.is_allocated = true;
+                }
             }
         }
         // What was only allocated would be marked as written with the first write to it.

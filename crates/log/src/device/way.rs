@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::RangeInclusive;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -96,8 +97,12 @@ impl fmt::Display for Way {
     }
 }
 
-/// Blocks of the file that the probe writes to, as many writes of each way.
-const PROBES: u64 = 16;
+/// The most writes of each way, and the least.
+const PROBES: RangeInclusive<u64> = 2..=16;
+
+/// After this time no way gets more writes than the least: on storage that takes long, few tell
+/// enough.
+const PROBE_TIME: Duration = Duration::from_millis(8);
 
 /// Writes at once that are tried.
 const AT_ONCE: usize = 4;
@@ -142,7 +147,7 @@ pub(super) fn probe(folder: &dyn Folder) -> io::Result<Choice> {
 
 fn measure(folder: &dyn Folder) -> io::Result<Choice> {
     let file = Way::BufferedSync.open(folder, PROBE, true)?;
-    let blocks = PROBES * AT_ONCE as u64;
+    let blocks = PROBES.end() * AT_ONCE as u64;
     write_all(&*file, 0, [&vec![Block::ZERO; blocks as usize], &[]], false)?;
     file.sync()?;
     // A way that does not work here fails with its first write, which is not counted.
@@ -153,27 +158,29 @@ fn measure(folder: &dyn Folder) -> io::Result<Choice> {
             ways.push((way, file, Duration::MAX));
         }
     }
-    for number in 0..PROBES {
+    let (began, mut probes) = (Instant::now(), 0);
+    while probes < *PROBES.start() || probes < *PROBES.end() && began.elapsed() < PROBE_TIME {
         for (way, file, shortest) in &mut ways {
             let begin = Instant::now();
-            durable(*way, &**file, number)?;
+            durable(*way, &**file, probes)?;
             // The shortest: what else the machine does makes others longer.
             *shortest = begin.elapsed().min(*shortest);
         }
+        probes += 1;
     }
     let best = ways.iter().min_by_key(|(_, _, shortest)| *shortest);
     let Some((way, file, alone)) = best else { return Err(io::ErrorKind::Unsupported.into()) };
     let several = *way == Way::DirectDsync
-        && at_once(*way, &**file)? < *alone * (PROBES * AT_ONCE as u64 / 2) as u32;
+        && at_once(*way, &**file, probes)? < *alone * (probes * AT_ONCE as u64 / 2) as u32;
     Ok(Choice { way: *way, in_flight: if several { AT_ONCE } else { 1 } })
 }
 
 /// Time for the same number of writes in each of several threads.
-fn at_once(way: Way, file: &dyn FolderFile) -> io::Result<Duration> {
+fn at_once(way: Way, file: &dyn FolderFile, probes: u64) -> io::Result<Duration> {
     let begin = Instant::now();
     std::thread::scope(|scope| {
         let write = |thread: u64| {
-            let numbers = thread * PROBES..(thread + 1) * PROBES;
+            let numbers = thread * probes..(thread + 1) * probes;
             move || numbers.into_iter().try_for_each(|number| durable(way, file, number))
         };
         let threads: Vec<_> = (0..AT_ONCE as u64).map(|at| scope.spawn(write(at))).collect();
