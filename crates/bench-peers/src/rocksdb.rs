@@ -31,9 +31,10 @@ use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 use rocksdb::{
-    BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType,
-    DataBlockIndexType, IngestExternalFileOptions, LruCacheOptions, Options, ReadOptions,
-    SstFileWriter, WaitForCompactOptions, WriteBufferManager, WriteOptions,
+    BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBAccess,
+    DBCompressionType, DBRawIteratorWithThreadMode, DataBlockIndexType, IngestExternalFileOptions,
+    LruCacheOptions, Options, ReadOptions, SstFileWriter, WaitForCompactOptions,
+    WriteBufferManager, WriteOptions,
 };
 use vellum_bench::engine::{
     DURABILITY, Direction, Durability, Engine, Pair, Session, Setting, TRANSACTIONS,
