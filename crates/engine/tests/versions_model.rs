@@ -206,8 +206,10 @@ impl Scene {
         let after = self.done();
         let permit = self.gate.begin_change();
         let mut writers = write(&self.leaves[entry]);
-        let keeps =
-            self.versions.are_kept() && !self.versions.has_nothing_to_keep(TREE, &key(entry));
+        let keeps = self
+            .versions
+            .expect_change(TREE, &key(entry))
+            .is_some_and(|entry| !self.versions.has_nothing_to_keep(entry));
         if keeps {
             let replaced = Replaced { tree: TREE, key: key(entry), old: old(&writers) };
             self.versions.keep(vec![replaced], |_| {}, &mut Vec::new());

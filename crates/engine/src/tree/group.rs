@@ -21,14 +21,11 @@ use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
 use crate::planted::{StoreBug, is_planted};
 use crate::redo::record::{RecordWriter, push_edit};
 use crate::store::pages::Change;
-use crate::versions::{OldValue, Replaced};
+use crate::versions::{EntryHash, OldValue, Replaced};
 
 /// Most groups change at most so many pages: a node, its new sibling and their parent. The commit
 /// of a transaction may change more.
 const PAGES_INLINE: usize = 3;
-
-/// Longer keys are copied to the heap for a moment.
-const KEY_INLINE: usize = 64;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -82,7 +79,9 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// A group of one edit. If the result does not fit, returns false and changes nothing.
+    /// A group of one edit, of an entry that the change has expected
+    /// ([`expect_change`](crate::versions::Versions::expect_change)). If the result does not fit,
+    /// returns false and changes nothing.
     ///
     /// # Errors
     /// If the log does not take the record. Then the store refuses changes.
@@ -91,9 +90,42 @@ impl<'a> Access<'a> {
         self,
         change: &Change<'_>,
         page: &mut ExclusiveGuard<'a>,
+        expected: Option<EntryHash>,
         edit: Edit<'_>,
     ) -> Result<bool> {
-        let keeps = self.pages.versions.are_kept() && !self.has_nothing_to_keep(page, edit);
+        let versions = &self.pages.versions;
+        let keeps = expected.is_some_and(|entry| !versions.has_nothing_to_keep(entry));
+        self.edit_and_keep(change, page, edit, keeps)
+    }
+
+    /// As [`expect_change`](crate::versions::Versions::expect_change), of an entry of this tree.
+    #[inline]
+    pub(crate) fn expect_change(self, key: &[u8]) -> Option<EntryHash> {
+        self.pages.versions.expect_change(self.tree.id, key)
+    }
+
+    /// A group that removes several entries of a leaf.
+    ///
+    /// # Errors
+    /// As [`edit`](Self::edit).
+    pub(crate) fn remove_all(
+        self,
+        change: &Change<'_>,
+        page: &mut ExclusiveGuard<'a>,
+        indexes: &[usize],
+    ) -> Result<()> {
+        let keeps = self.pages.versions.are_kept();
+        self.edit_and_keep(change, page, Edit::RemoveAll { indexes }, keeps).map(drop)
+    }
+
+    #[inline]
+    fn edit_and_keep(
+        self,
+        change: &Change<'_>,
+        page: &mut ExclusiveGuard<'a>,
+        edit: Edit<'_>,
+        keeps: bool,
+    ) -> Result<bool> {
         if self.pages.redo_log.is_none() && !keeps {
             return Ok(NodeMut::new(page).edit(edit));
         }
@@ -110,27 +142,6 @@ impl Access<'_> {
     #[inline]
     pub(crate) fn needs_image(self, page: &[u8]) -> bool {
         self.pages.redo_log.as_ref().is_some_and(|log| log.needs_image(page))
-    }
-
-    /// Whether the edit changes one entry of a leaf, of which there is no old value to keep.
-    fn has_nothing_to_keep(self, page: &ExclusiveGuard<'_>, edit: Edit<'_>) -> bool {
-        if page[LEVEL] > 0 {
-            return false;
-        }
-        let mut key: SmallVec<[u8; KEY_INLINE]> = SmallVec::new();
-        match edit {
-            Edit::Insert { key: new, .. } => key.extend_from_slice(new),
-            Edit::Replace { index, .. } | Edit::Remove { index } => {
-                let node = Node::new(&page[..]);
-                let (Ok(prefix), Ok(suffix)) = (node.prefix(), node.suffix(index)) else {
-                    return false;
-                };
-                key.extend_from_slice(prefix);
-                key.extend_from_slice(suffix);
-            }
-            Edit::RemoveAll { .. } => return false,
-        }
-        self.pages.versions.has_nothing_to_keep(self.tree.id, &key)
     }
 }
 

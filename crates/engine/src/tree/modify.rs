@@ -127,6 +127,7 @@ impl<'a> Access<'a> {
         payload: Payload<'_>,
         existing: Existing,
     ) -> Result<bool> {
+        let expected = self.expect_change(key);
         loop {
             change.next_group()?;
             let mut leaf = self.exclusive_leaf(key)?;
@@ -143,7 +144,7 @@ impl<'a> Access<'a> {
                 true => Edit::Replace { index, payload },
                 false => Edit::Insert { index, key, payload },
             };
-            if self.edit(change, &mut leaf, edit)? {
+            if self.edit(change, &mut leaf, expected, edit)? {
                 drop(leaf);
                 if let Some(blob) = old_blob {
                     self.free_blob(change, blob);
@@ -315,10 +316,11 @@ impl<'a> Access<'a> {
 
     /// As [`remove`](Self::remove), within a change.
     pub(crate) fn remove_in(self, change: &Change<'_>, key: &[u8]) -> Result<bool> {
+        let expected = self.expect_change(key);
         let mut leaf = self.exclusive_leaf(key)?;
         let Some((index, held)) = LeafBytes::from(&leaf).find(key)? else { return Ok(false) };
         let old_blob = held.blob();
-        self.edit(change, &mut leaf, Edit::Remove { index })?;
+        self.edit(change, &mut leaf, expected, Edit::Remove { index })?;
         self.after_removal(change, leaf, key, old_blob.as_slice());
         Ok(true)
     }
@@ -440,6 +442,7 @@ impl<'a> Access<'a> {
         key: &[u8],
         change: &mut dyn FnMut(&mut [u8]),
     ) -> Result<UpdateOutcome> {
+        let expected = self.expect_change(key);
         let mut leaf = self.exclusive_leaf(key)?;
         // `change` gets a copy. If it panics, the page is unchanged.
         let (index, mut value) = match LeafBytes::from(&leaf).find(key)? {
@@ -448,7 +451,8 @@ impl<'a> Access<'a> {
             Some((index, LeafValue::Inline(value))) => (index, value.to_vec()),
         };
         begun.run_callback(|| change(&mut value));
-        self.edit(begun, &mut leaf, Edit::Replace { index, payload: Payload::Inline(&value) })?;
+        let payload = Payload::Inline(&value);
+        self.edit(begun, &mut leaf, expected, Edit::Replace { index, payload })?;
         Ok(UpdateOutcome::Changed)
     }
 
@@ -489,7 +493,8 @@ impl<'a> Access<'a> {
             {
                 let payload = new.encode();
                 let payload = Payload::Blob(&payload);
-                self.edit(begun, &mut leaf, Edit::Replace { index, payload })?;
+                let expected = self.expect_change(key);
+                self.edit(begun, &mut leaf, expected, Edit::Replace { index, payload })?;
                 drop((leaf, long));
                 self.free_blob(begun, old);
                 return Ok(true);
@@ -604,7 +609,8 @@ impl<'a> Access<'a> {
             match (change.run_callback(|| decide(old.bytes())), &old) {
                 (Decision::Keep, _) | (Decision::Remove, OldValue::Absent) => {}
                 (Decision::Remove, _) => {
-                    self.edit(&change, &mut leaf, Edit::Remove { index })?;
+                    let expected = self.expect_change(key);
+                    self.edit(&change, &mut leaf, expected, Edit::Remove { index })?;
                     self.after_removal(&change, leaf, key, old.blob().as_slice());
                 }
                 (Decision::Put(value), _) => {
@@ -675,7 +681,7 @@ impl<'a> Access<'a> {
                 true => Edit::Replace { index, payload },
                 false => Edit::Insert { index, key, payload },
             };
-            if self.edit(change, &mut leaf, edit)? {
+            if self.edit(change, &mut leaf, self.expect_change(key), edit)? {
                 drop(leaf);
                 if let Some(blob) = old.blob() {
                     self.free_blob(change, blob);
@@ -823,7 +829,8 @@ impl<'a> Access<'a> {
                     continue;
                 }
             };
-            self.edit(&change, &mut leaf, Edit::Remove { index })?;
+            let expected = self.expect_change(&key);
+            self.edit(&change, &mut leaf, expected, Edit::Remove { index })?;
             let hint = &self.tree.popped_leaves[end as usize];
             if hint.load(Ordering::Relaxed) != leaf.page().id.0 {
                 hint.store(leaf.page().id.0, Ordering::Relaxed);

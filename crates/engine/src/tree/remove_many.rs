@@ -120,7 +120,7 @@ impl<'a> Access<'a> {
             None => Resume::End,
         };
         if !indexes.is_empty() {
-            self.edit(change, &mut leaf, Edit::RemoveAll { indexes: &indexes })?;
+            self.remove_all(change, &mut leaf, &indexes)?;
             *removed += indexes.len() as u64;
             let is_empty = Node::new(&leaf[..]).count() == Ok(0);
             if let (Selection::All, Resume::Key(next), true) = (selection, &mut next, is_empty) {
@@ -203,7 +203,8 @@ impl<'a> Access<'a> {
             if let Some((index, LeafValue::Blob(blob))) = LeafBytes::from(&leaf).find(key)?
                 && blob == old
             {
-                self.edit(&change, &mut leaf, Edit::Remove { index })?;
+                let expected = self.expect_change(key);
+                self.edit(&change, &mut leaf, expected, Edit::Remove { index })?;
                 self.after_removal(&change, leaf, key, &[old]);
                 return Ok(BlobOutcome::Removed(value.value));
             }
@@ -325,7 +326,8 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
                 continue;
             }
             let value = Value::Inline(Cow::Owned(value.to_vec()));
-            access.edit(change, &mut leaf, Edit::Remove { index })?;
+            let expected = access.expect_change(&key);
+            access.edit(change, &mut leaf, expected, Edit::Remove { index })?;
             self.from.clone_from(&key);
             self.from.push(0);
             // This thread takes the optimistic guard while it holds the leaf, so the guard has the

@@ -77,7 +77,7 @@ fn the_ends_of_a_tree_are_found_after_empty_leaves() {
         let [mut lower, mut upper] = [Vec::new(), Vec::new()];
         node.lower_into(&mut lower).unwrap();
         node.upper_into(&mut upper).unwrap();
-        access.edit(&change, &mut leaf, Edit::RemoveAll { indexes: &indexes }).unwrap();
+        access.remove_all(&change, &mut leaf, &indexes).unwrap();
         (indexes.len() as u64, lower, upper)
     };
     let (one, _, upper) = empty(Target::Key(&[]));

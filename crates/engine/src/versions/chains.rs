@@ -324,7 +324,8 @@ impl Drop for LockedParts<'_> {
 
 impl LockedParts<'_> {
     /// Moves an old value, which a change of this time replaces, into the entry's chain, if one of
-    /// the views sees it. `pin` keeps a blob's pages.
+    /// the views sees it. `pin` keeps a blob's pages. Returns the time of the change before, or 0
+    /// if the entry had no chain.
     pub(crate) fn put(
         &mut self,
         time: Time,
@@ -333,9 +334,9 @@ impl LockedParts<'_> {
         views: &FoundViews<'_>,
         pin: impl FnOnce(BlobRef),
         unpinned: &mut Vec<BlobRef>,
-    ) {
+    ) -> Time {
         let (tally, locked) = (&mut self.tally, &self.chains.parts[entry.other_place(PARTS)]);
-        let Some(part) = &mut self.parts[entry.other_place(PARTS)] else { return };
+        let Some(part) = &mut self.parts[entry.other_place(PARTS)] else { return 0 };
         let chains = part.trees.entry(*tree).or_default();
         let mut is_new = false;
         let chain = chains.entry(key.clone()).or_insert_with(|| {
@@ -353,6 +354,7 @@ impl LockedParts<'_> {
             chain.old.push((time, old));
         }
         chain.before = std::mem::replace(&mut chain.newest, time);
+        let before = chain.before;
         match is_new {
             true => {
                 tally.chains = tally.chains.wrapping_add(1);
@@ -360,6 +362,7 @@ impl LockedParts<'_> {
             }
             false => drop(locked.chains.fetch_sub(1, Ordering::SeqCst)),
         }
+        before
     }
 
     /// Takes back what a change of this time has put into the entry's chain: the change is not

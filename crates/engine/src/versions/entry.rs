@@ -32,24 +32,24 @@ pub(crate) struct Replaced {
     pub old: Old,
 }
 
-/// The keyed hash of a tree's number and a key.
+/// The keyed hash of a tree's number and a key: 128 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct EntryHash(u64);
+pub(crate) struct EntryHash([u64; 2]);
 
 impl EntryHash {
     /// The whole hash.
-    pub(crate) fn bits(self) -> u64 {
+    pub(crate) fn bits(self) -> [u64; 2] {
         self.0
     }
 
     /// One of `count` places.
     pub(crate) fn place(self, count: u64) -> usize {
-        (self.0 % count) as usize
+        (self.0[0] % count) as usize
     }
 
     /// The same, by other bits.
     pub(crate) fn other_place(self, count: usize) -> usize {
-        (self.0 >> 32) as usize % count
+        (self.0[0] >> 32) as usize % count
     }
 }
 
@@ -73,7 +73,10 @@ impl EntryHasher {
         let mut hasher = self.0.build_hasher();
         hasher.write_u32(tree);
         hasher.write(key);
-        EntryHash(hasher.finish())
+        let one = hasher.finish();
+        // The state has 256 bits: another word of it costs less than another hash.
+        hasher.write_u64(one);
+        EntryHash([one, hasher.finish()])
     }
 }
 

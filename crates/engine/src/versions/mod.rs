@@ -57,8 +57,8 @@ use crate::store::gate::Freeze;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, RwLock, fence, read, write};
 use crate::versions::chains::Chains;
 use crate::versions::changed::ChangeTimes;
-use crate::versions::entry::{EntryHash, EntryHasher};
-pub(crate) use crate::versions::entry::{Old, OldValue, Replaced, Time, size_of};
+use crate::versions::entry::EntryHasher;
+pub(crate) use crate::versions::entry::{EntryHash, Old, OldValue, Replaced, Time, size_of};
 use crate::versions::noted::NotedEntries;
 pub(crate) use crate::versions::reads::{KeyBounds, ReadSet};
 use crate::versions::turns::Turns;
@@ -72,6 +72,28 @@ pub(crate) struct Validation<'v> {
     pub reads: &'v ReadSet,
     /// Whether the view has ended.
     pub has_ended: &'v AtomicBool,
+}
+
+/// The entries that a commit changes, in the order of their trees and keys, and for each the time
+/// of the change before.
+#[derive(Debug, Default)]
+struct Own<'e> {
+    entries: &'e [EntryHash],
+    before: SmallVec<[Time; 8]>,
+    /// The entry after the last one that was asked for: most transactions read what they change in
+    /// the same order.
+    next: usize,
+}
+
+impl Own<'_> {
+    /// The time of the change before, of one of these entries.
+    fn before(&mut self, entry: EntryHash) -> Option<Time> {
+        let count = self.entries.len();
+        let places = (0..count.min(OWN_LOOKED_AT)).map(|place| (self.next + place) % count);
+        let place = places.into_iter().find(|place| self.entries[*place] == entry)?;
+        self.next = place + 1;
+        Some(self.before[place])
+    }
 }
 
 /// The outcome of a look for the version that a view sees.
@@ -97,6 +119,10 @@ pub(crate) struct Conflicting;
 /// The old values take more memory than they may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VersionsFull;
+
+/// A validation looks at so many of the entries that its commit changes. It asks the chains about
+/// others.
+const OWN_LOOKED_AT: usize = 16;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -139,7 +165,7 @@ impl Versions {
             chains: Chains::default(),
             hasher: EntryHasher::new(),
             changed: ChangeTimes::new(bytes_max / 64),
-            noted: NotedEntries::new(bytes_max / 8),
+            noted: NotedEntries::new(bytes_max / 16),
             loads: Loads::default(),
             turns: Turns::default(),
             bytes_max,
@@ -192,20 +218,32 @@ impl Versions {
         self.chains.reclaim(self.views.oldest(), unpinned);
     }
 
+    /// The entry of this key, if a change of it may have something to keep. The caller has begun
+    /// the change, and asks [`has_nothing_to_keep`](Self::has_nothing_to_keep) later: what that
+    /// looks at comes from memory while the thread looks for the leaf.
+    #[inline]
+    pub(crate) fn expect_change(&self, tree: u32, key: &[u8]) -> Option<EntryHash> {
+        if !self.are_kept() {
+            return None;
+        }
+        let entry = self.hasher.hash(tree, key);
+        self.noted.prefetch(entry);
+        Some(entry)
+    }
+
     /// Whether a change of this entry has nothing to keep: there is no view, or another change was
     /// kept since the newest view began. The caller holds the locks of all leaves that the change
     /// changes.
     ///
     /// A view that this thread does not know of yet begins after the leaves were locked. So it
     /// waits for them, and sees the change.
-    pub(crate) fn has_nothing_to_keep(&self, tree: u32, key: &[u8]) -> bool {
+    pub(crate) fn has_nothing_to_keep(&self, entry: EntryHash) -> bool {
         fence(Ordering::SeqCst);
         if self.views.open() == 0 {
             self.views.note_idle();
             return true;
         }
-        let entry = self.hasher.hash(tree, key);
-        self.views.begun().is_some_and(|views| self.noted.has(entry, tree, key, views))
+        self.views.begun().is_some_and(|views| self.noted.has(entry, views))
     }
 
     /// Refuses a change if old values take more memory than they may, or would with `more` bytes.
@@ -233,11 +271,9 @@ impl Versions {
         // then; the number grows with each later one.
         let views = self.views.begun();
         let entries = self.hashes(&replaced);
-        self.put(&mut replaced, &entries, None, pin, unpinned);
+        self.put(&mut replaced, &entries, None, |_| {}, pin, unpinned);
         if let Some(views) = views {
-            for (entry, Replaced { tree, key, .. }) in entries.iter().zip(&replaced) {
-                self.noted.note(*entry, *tree, key, views);
-            }
+            entries.iter().for_each(|entry| self.noted.note(*entry, views));
         }
     }
 
@@ -253,7 +289,7 @@ impl Versions {
             return Ok(false);
         }
         // The commit takes no time. It comes before all changes that take theirs from now on.
-        self.validate(validation, Time::MAX).map(|()| true)
+        self.validate(validation, Time::MAX, &mut Own::default()).map(|()| true)
     }
 
     /// Validates a commit, and keeps the old values of its changes. Ends its view. The caller holds
@@ -269,8 +305,11 @@ impl Versions {
         unpinned: &mut Vec<BlobRef>,
     ) -> Result<(), Conflicting> {
         let entries = self.hashes(&replaced);
-        let time = self.put(&mut replaced, &entries, Some(validation.time), pin, unpinned);
-        self.validate(validation, time).inspect_err(|Conflicting| {
+        let mut own = Own::default();
+        let note = |before| own.before.push(before);
+        let time = self.put(&mut replaced, &entries, Some(validation.time), note, pin, unpinned);
+        own.entries = &entries;
+        self.validate(validation, time, &mut own).inspect_err(|Conflicting| {
             let mut parts = self.chains.lock(&entries);
             // Backwards: the newest chains are at the end of their queue.
             for (entry, replaced) in entries.iter().zip(&replaced).rev() {
@@ -284,12 +323,14 @@ impl Versions {
     }
 
     /// Takes the time of a change, and puts the old values of its entries into their chains. Takes
-    /// no account of one view of the time `own`. Returns the change's time.
+    /// no account of one view of the time `own`. Calls `note` for each entry with the time of the
+    /// change before this one. Returns the change's time.
     fn put(
         &self,
         replaced: &mut [Replaced],
         entries: &[EntryHash],
         own: Option<Time>,
+        mut note: impl FnMut(Time),
         mut pin: impl FnMut(BlobRef),
         unpinned: &mut Vec<BlobRef>,
     ) -> Time {
@@ -304,7 +345,7 @@ impl Versions {
         }
         let views = self.views.find(own);
         for (entry, replaced) in entries.iter().zip(replaced) {
-            parts.put(time, *entry, replaced, &views, &mut pin, unpinned);
+            note(parts.put(time, *entry, replaced, &views, &mut pin, unpinned));
         }
         parts.reclaim(self.views.oldest(), unpinned);
         time
@@ -312,9 +353,14 @@ impl Versions {
 
     /// Ends the view of a commit, unless another change after the view's time and before `until`
     /// conflicts with what the transaction has read.
-    fn validate(&self, validation: Validation<'_>, until: Time) -> Result<(), Conflicting> {
+    fn validate(
+        &self,
+        validation: Validation<'_>,
+        until: Time,
+        own: &mut Own<'_>,
+    ) -> Result<(), Conflicting> {
         let Validation { time, reads, has_ended } = validation;
-        if self.now() > time && self.conflicts(reads, (time, until)) {
+        if self.now() > time && self.conflicts(reads, (time, until), own) {
             return Err(Conflicting);
         }
         has_ended.store(true, Ordering::Relaxed);
@@ -323,12 +369,16 @@ impl Versions {
     }
 
     /// Whether one of the entries that a transaction has read has changed between these times.
-    fn conflicts(&self, reads: &ReadSet, (since, until): (Time, Time)) -> bool {
+    fn conflicts(&self, reads: &ReadSet, (since, until): (Time, Time), own: &mut Own<'_>) -> bool {
         let is_changed = |(tree, key): (u32, &[u8])| {
             let entry = self.hasher.hash(tree, key);
-            self.changed.may_be_after(since, entry)
-                && self.chains.has_changed(entry, tree, key, (since, until))
-                || self.loads.after(tree, since).is_some()
+            // The transaction's own changes are noted there, too.
+            let has_changed = self.changed.may_be_after(since, entry)
+                && match own.before(entry) {
+                    Some(before) => before > since,
+                    None => self.chains.has_changed(entry, tree, key, (since, until)),
+                };
+            has_changed || self.loads.after(tree, since).is_some()
         };
         let is_range_changed = |(tree, (start, end)): &(u32, KeyBounds)| {
             let bounds = (start.as_ref().map(|key| &key[..]), end.as_ref().map(|key| &key[..]));

@@ -5,63 +5,76 @@
 //! a thread so without a lock and without a look into the versions. An entry that the table has
 //! forgotten counts as not noted, which costs time and nothing else.
 //!
-//! A place has 128 bits of keyed hashes of the tree and the key, mixed with the number of views so
-//! far. So a mistake would need two entries with the same 128 bits, and no caller can choose them.
+//! A mark has 64 bits of an entry's keyed hash, mixed with the number of views so far, and the
+//! other bits say in which line it is. So a mistake would need two entries with the same 64 bits in
+//! one of very many lines, and no caller can choose them. A mark has any of the places of its line,
+//! which a processor fetches at once.
 
 use std::sync::OnceLock;
 
-use crate::sync::{AtomicU64, Ordering};
-use crate::versions::entry::{EntryHash, EntryHasher};
+use crate::sync::{AtomicU64, Ordering, prefetch};
+use crate::versions::entry::EntryHash;
 
-/// Bounds of the number of places.
-const PLACES: (u64, u64) = (1 << 12, 1 << 20);
+/// Bounds of the number of lines.
+const LINES: (u64, u64) = (1 << 9, 1 << 18);
 
-/// Bytes of a place.
-const PLACE_BYTES: u64 = 16;
+/// Places for marks in a line.
+const PLACES: usize = 8;
 
 /// An odd number, whose products with small numbers differ in most bits.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Places that share a line of the cache.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Line([AtomicU64; PLACES]);
 
 /// See the module's documentation. A thread asks about an entry, and notes it, while it holds the
 /// entry's leaf.
 #[derive(Debug)]
 pub(crate) struct NotedEntries {
     /// Made when the first entry is noted.
-    places: OnceLock<Box<[[AtomicU64; 2]]>>,
+    lines: OnceLock<Box<[Line]>>,
     count: u64,
-    hasher: EntryHasher,
 }
 
 impl NotedEntries {
     /// A table that takes at most about so many bytes, once it is used.
     pub(crate) fn new(bytes: u64) -> NotedEntries {
-        let count = (bytes / PLACE_BYTES).clamp(PLACES.0, PLACES.1);
-        NotedEntries { places: OnceLock::new(), count, hasher: EntryHasher::new() }
+        let count = (bytes / size_of::<Line>() as u64).clamp(LINES.0, LINES.1);
+        NotedEntries { lines: OnceLock::new(), count }
     }
 
-    fn marks(&self, entry: EntryHash, tree: u32, key: &[u8], views: u64) -> [u64; 2] {
-        let views = views.wrapping_add(1).wrapping_mul(SPREAD);
-        [entry.bits() ^ views, self.hasher.hash(tree, key).bits() ^ views.rotate_left(32)]
+    /// Never 0, which a place has that was not used.
+    fn mark(entry: EntryHash, views: u64) -> u64 {
+        (entry.bits()[1] ^ views.wrapping_add(1).wrapping_mul(SPREAD)).max(1)
+    }
+
+    /// The thread will ask about the entry soon.
+    pub(crate) fn prefetch(&self, entry: EntryHash) {
+        if let Some(lines) = self.lines.get() {
+            prefetch(&lines[entry.place(self.count)]);
+        }
     }
 
     /// Whether the entry was noted when so many views had begun.
-    pub(crate) fn has(&self, entry: EntryHash, tree: u32, key: &[u8], views: u64) -> bool {
-        let Some(places) = self.places.get() else { return false };
-        let place = &places[entry.place(self.count)];
-        let [one, two] = self.marks(entry, tree, key, views);
-        // Other entries share the place. If another thread writes one meanwhile, at most one half
-        // is this entry's.
-        place[0].load(Ordering::Relaxed) == one && place[1].load(Ordering::Relaxed) == two
+    pub(crate) fn has(&self, entry: EntryHash, views: u64) -> bool {
+        let Some(lines) = self.lines.get() else { return false };
+        let mark = NotedEntries::mark(entry, views);
+        lines[entry.place(self.count)].0.iter().any(|place| place.load(Ordering::Relaxed) == mark)
     }
 
     /// Notes an entry.
-    pub(crate) fn note(&self, entry: EntryHash, tree: u32, key: &[u8], views: u64) {
-        let places = self.places.get_or_init(|| {
-            (0..self.count).map(|_| [AtomicU64::new(0), AtomicU64::new(0)]).collect()
-        });
-        let [one, two] = self.marks(entry, tree, key, views);
-        let place = &places[entry.place(self.count)];
-        place[0].store(one, Ordering::Relaxed);
-        place[1].store(two, Ordering::Relaxed);
+    pub(crate) fn note(&self, entry: EntryHash, views: u64) {
+        let new_line = |_| Line([const { AtomicU64::new(0) }; PLACES]);
+        let lines = self.lines.get_or_init(|| (0..self.count).map(new_line).collect());
+        let Line(places) = &lines[entry.place(self.count)];
+        let known = places.each_ref().map(|place| place.load(Ordering::Relaxed));
+        // What the line has says which place is taken. So two entries do not take each other's
+        // place again and again.
+        let mixed = known.iter().fold(0_u64, |mixed, mark| (mixed ^ mark).wrapping_mul(SPREAD));
+        let free = known.iter().position(|mark| *mark == 0);
+        let place = free.unwrap_or((mixed >> 32) as usize % PLACES);
+        places[place].store(NotedEntries::mark(entry, views), Ordering::Relaxed);
     }
 }

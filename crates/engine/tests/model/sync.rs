@@ -18,6 +18,9 @@ pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap()
 }
 
+/// No schedule depends on it.
+pub(crate) fn prefetch<T>(_: &T) {}
+
 pub(crate) fn lock_soon<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     lock(mutex)
 }

@@ -287,6 +287,12 @@ fn try_optimistic_slow(core: &Core, page: PageRef) -> Option<(&PageState, Word)>
     }
 }
 
+/// Prefetches the first line of a value into the CPU's cache.
+#[inline(always)]
+pub fn prefetch<T>(value: &T) {
+    prefetch_line(std::ptr::from_ref(value).cast());
+}
+
 /// Prefetches a cache line. The address may be any: the CPU ignores addresses without memory.
 #[inline(always)]
 fn prefetch_line(address: *const u8) {
