@@ -70,6 +70,7 @@ pub fn test(root: &Path, verbose: bool) -> Outcome {
 /// Names the steps that failed; their output has been printed.
 pub fn soak(root: &Path, verbose: bool) -> Outcome {
     setup::ensure(setup::Need::Build)?;
+    setup::ensure(setup::Need::RocksDb)?;
     // Documentation examples marked `ignore` are not meant to run: libraries, binaries and tests.
     let targets = "test --workspace --release --no-fail-fast --lib --bins --tests";
     let mut long_tests = command(root, targets);
@@ -86,6 +87,7 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     } else {
         println!("no nightly compiler: skipping the step with the address sanitizer");
     }
+    list.push(Step::program("RocksDB's adapter", rocksdb_adapter(root)));
     let mut simulator = sim::command(root);
     simulator.args(["--seeds", SIMULATED_SEEDS, "--jobs", "2"]);
     list.push(Step::program("simulator", simulator));
@@ -105,6 +107,15 @@ fn rules(root: &Path) -> Vec<Step> {
 fn clippy(root: &Path) -> Step {
     let words = "clippy --workspace --all-targets --quiet -- -D warnings";
     Step::program("clippy", command(root, words))
+}
+
+/// Compiles the adapter for RocksDB, which only `cargo xtask bench --rocksdb` links. RocksDB itself
+/// takes half an hour to compile: given a folder of a library, its crate does not compile it.
+fn rocksdb_adapter(root: &Path) -> Command {
+    let mut command =
+        command(root, "check --quiet --package vellum-bench-peers --features rocksdb");
+    command.env("ROCKSDB_LIB_DIR", root);
+    command
 }
 
 /// The fuzzer of the module, for an hour, on the debug kernel if it has been built.

@@ -62,7 +62,8 @@ pub(super) fn disown(
     if marks == [owner] && has_segments && !is_over()? {
         return unfit(
             "it has records of another copy of this store, which that copy may need to recover: \
-             open that copy instead, or move the folder to where it lies, or choose another folder"
+             open that copy instead, or move the folder to where it lies, or choose another \
+             folder; if that copy is gone, remove the folder"
                 .into(),
         );
     }
