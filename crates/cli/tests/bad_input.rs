@@ -212,6 +212,9 @@ fn a_store_that_was_not_closed_is_refused_and_can_be_salvaged() {
     let newest = usize::from(sequence(1) > sequence(0)) * 4096;
     let header = &mut bytes[newest..newest + 4096];
     header[80..88].fill(0);
+    // Without the log that ended when the store was closed.
+    header[48..52].copy_from_slice(&4_u32.to_le_bytes());
+    header[128..136].fill(0);
     vellum::page::seal(header, &[]);
     fs::write(&store, bytes).unwrap();
     for arguments in commands(&store) {

@@ -35,7 +35,7 @@ pub const PLANTS: &[Plant] = &[
     store("unnamed-pages", StoreBug::UnnamedPages, 100, "a record does not name its new pages"),
     store("half-group", StoreBug::HalfGroup, 100, "a record leaves a page of its group out"),
     store("early-header", StoreBug::EarlyHeader, 100, "a checkpoint's header precedes its pages"),
-    store("early-trim", StoreBug::EarlyTrim, 100, "the log is trimmed before a checkpoint"),
+    store("early-trim", StoreBug::EarlyTrim, 200, "the log is trimmed before a checkpoint"),
     store("wrong-order", StoreBug::WrongOrder, 100, "recovery applies records in another order"),
     store("lost-record", StoreBug::LostRecord, 100, "recovery leaves out the last record"),
     store("early-recovery-header", StoreBug::EarlyRecoveryHeader, 100, "recovery says clean early"),

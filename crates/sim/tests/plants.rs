@@ -3,7 +3,7 @@
 use vellum_sim::{PLANTS, Plant, Settings, run};
 
 /// Bugs that take more seeds than this are left to `cargo xtask soak`.
-const FEW_SEEDS: u64 = 100;
+const FEW_SEEDS: u64 = 200;
 
 fn find(plants: impl Iterator<Item = Plant>) {
     // Some bugs make the store panic.
