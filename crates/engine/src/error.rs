@@ -19,7 +19,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an operation on a store failed.
 ///
-/// A change that returns an error has changed nothing in the store.
+/// A change that returns an error has changed nothing in the store, but for [`Error::NotDurable`]:
+/// that one is made, and a crash may take it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -79,7 +80,7 @@ pub enum Error {
     #[error(
         "{0}; the store has its log there: see to the place, name another folder \
          (Options::log_folder, or --log-folder), or do without a log (Options::log(false), or \
-         --no-log), and then a crash makes the store unreadable"
+         --no-log), and then a crash may leave a store that only salvage reads"
     )]
     NoPlaceForLog(#[source] LogError),
     /// The store was not closed, and needs its log to recover. The caller has opened it read-only.

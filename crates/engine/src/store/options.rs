@@ -145,13 +145,13 @@ impl Options {
     }
 
     /// Whether the store has a log while it is open; by default, a store in a file has one. Then a
-    /// crash loses nothing that was synced: the next opening recovers the store from its log,
-    /// whatever its options are. [`Store::sync`](crate::Store::sync) makes the log durable and not
+    /// crash loses nothing that was synced: the next opening for writing recovers the store from
+    /// its log, with this option or without. [`Store::sync`](crate::Store::sync) makes the log durable and not
     /// the store's file.
     ///
     /// Without a log single changes in memory are three to six times as fast. But a crash after the
-    /// first change leaves a file that opening refuses, until a sync or a close has made all
-    /// changes durable: choose that for data that can be made again.
+    /// first changed page was written leaves a file that opening refuses, until a sync or a close
+    /// has made all changes durable: choose that for data that can be made again.
     ///
     /// The log lies in a folder beside the store's file, with the file's name and `.log` behind
     /// it, or in [`log_folder`](Options::log_folder). Closing the store removes it. A store that
@@ -165,8 +165,8 @@ impl Options {
     }
 
     /// The folder of the store's log, which is created if it is not there and its parent is.
-    /// Implies [`log`](Options::log). A store that was not closed with a log there has to be opened
-    /// with this option again. Each store needs a folder of its own.
+    /// Implies [`log`](Options::log). A store that has its log there and was not closed has to be
+    /// opened with this option again. Each store needs a folder of its own.
     pub fn log_folder(mut self, folder: impl Into<PathBuf>) -> Options {
         self.log_folder = Some(folder.into());
         self.log(true)

@@ -48,7 +48,7 @@ pub enum Durability {
     /// between. Without a log as `None`.
     Buffered,
     /// The transaction becomes durable with the next one that is synced or buffered, with the next
-    /// [`Store::sync`], or when the log's memory is full.
+    /// [`Store::sync`], or when a quarter of the log's memory is filled.
     None,
 }
 
