@@ -5,6 +5,8 @@ mod common;
 
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use common::{Random, all_freed, assert_sound, bytes, memory_store, options};
 use vellum::{Error, Store, Tree, ValueReader};
@@ -468,5 +470,36 @@ fn streams_of_many_threads() {
     assert_sound(&store);
     store.close().unwrap();
     let store = Store::open_on(device, &options(8, 1)).unwrap();
+    assert_sound(&store);
+}
+
+/// A reader that has found a leaf reads its values. So a value in pieces goes after its leaf.
+#[test]
+fn readers_see_a_value_in_pieces_or_none_while_the_tree_is_cleared() {
+    let (_, store) = memory_store(256, 1);
+    let tree = store.create_tree("t").unwrap();
+    let value = bytes(3 * SMALL_PIECE, 1);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    if let Some(reader) = tree.reader(b"key").unwrap() {
+                        assert!(read_all(reader) == value);
+                    }
+                }
+            });
+        }
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(1) {
+            stream(&tree, b"key", &value, 4096);
+            // The tree has a leaf below the root.
+            for number in 0..60_u8 {
+                tree.upsert(&[number; 40], &[number; 100]).unwrap();
+            }
+            tree.clear().unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
     assert_sound(&store);
 }

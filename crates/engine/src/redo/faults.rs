@@ -134,6 +134,31 @@ fn a_log_that_fails_takes_no_changes_and_keeps_what_was_acknowledged() {
     }
 }
 
+/// The header is clean before the file gets shorter. A store that went on after that would lose its
+/// changes at a crash.
+#[test]
+fn a_file_that_cannot_be_shortened_is_closed_all_the_same() {
+    let (log, memory) = (log(64), Arc::new(MemoryDevice::new()));
+    let faulty = FaultyDevice::new(memory.clone(), 1).unwrap();
+    let plan = faulty.plan();
+    let store = Store::create_on(Arc::new(faulty), &options(&log, 64 << 10)).unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    (0..2000).for_each(|number| put(&tree, number).unwrap());
+    store.drop_tree("tree").unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    (0..10).for_each(|number| put(&tree, number).unwrap());
+    let before = memory.pages().unwrap();
+    plan.fail_always(Operation::Resize, Fault::Error(Errno::IO));
+    store.close().unwrap();
+    assert_eq!(memory.pages().unwrap(), before, "the file was not shortened");
+    assert!(matches!(put(&tree, 10), Err(Error::Closed)));
+    let store = Store::open_on(memory.clone(), &options(&log, 64 << 10)).unwrap();
+    assert!(store.recovery().is_none());
+    expect(&store, 10);
+    store.close().unwrap();
+    assert!(memory.pages().unwrap() < before);
+}
+
 #[test]
 fn a_file_that_fails_takes_no_changes_and_the_log_has_what_was_acknowledged() {
     for (operation, cut_in_background) in

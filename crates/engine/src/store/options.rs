@@ -146,8 +146,8 @@ impl Options {
 
     /// Whether the store has a log while it is open; by default, a store in a file has one. Then a
     /// crash loses nothing that was synced: the next opening for writing recovers the store from
-    /// its log, with this option or without. [`Store::sync`](crate::Store::sync) makes the log durable and not
-    /// the store's file.
+    /// its log, with this option or without. [`Store::sync`](crate::Store::sync) makes the log
+    /// durable and not the store's file.
     ///
     /// Without a log single changes in memory are three to six times as fast. But a crash after the
     /// first changed page was written leaves a file that opening refuses, until a sync or a close

@@ -4,9 +4,10 @@
 //! then each of them is freed. No page is locked while the thread reads the next ones or waits for
 //! a lock, because a reader may hold one page of the tree and wait for another one.
 
+use std::collections::BTreeMap;
 use std::mem::take;
 
-use vellum_pool::PageRef;
+use vellum_pool::{PageId, PageRef};
 
 use super::Access;
 use super::lookup::LeafBytes;
@@ -25,17 +26,28 @@ const RANGE_BYTES: usize = 16;
 
 /// Pages that one record will say are free.
 struct Batch {
-    /// Each before the nodes below it.
-    nodes: Vec<PageRef>,
-    /// Values on a page of their own.
+    /// Nodes and their levels, each before the nodes below it.
+    nodes: Vec<(PageRef, u8)>,
+    /// The values of these nodes, or of nodes that are free.
     blobs: Vec<BlobRef>,
+    /// The nodes, and the values on a page of their own.
+    pages: BTreeMap<PageId, PageRef>,
     /// Why some pages of the tree stay unused: the first reason.
     outcome: Result<()>,
 }
 
 impl Batch {
     fn new() -> Batch {
-        Batch { nodes: Vec::new(), blobs: Vec::new(), outcome: Ok(()) }
+        Batch { nodes: vec![], blobs: vec![], pages: BTreeMap::new(), outcome: Ok(()) }
+    }
+
+    /// Adds a page, unless a damaged tree refers to it twice.
+    fn add(&mut self, page: PageRef) -> bool {
+        let is_new = self.pages.insert(page.id, page).is_none();
+        if !is_new {
+            self.note(Error::damaged(page, "its tree refers to it twice"));
+        }
+        is_new
     }
 
     fn note(&mut self, error: Error) {
@@ -141,7 +153,10 @@ impl<'a> Access<'a> {
                 return Ok(());
             }
         };
-        batch.nodes.push(page);
+        if !batch.add(page) {
+            return Ok(());
+        }
+        batch.nodes.push((page, references.level));
         // The pool still has the nodes of a batch when they are freed.
         let in_pool = self.pages.pool.capacity() / u64::from(8 * page.frames);
         if batch.nodes.len() as u64 >= in_pool.clamp(1, RANGES_MAX as u64 / 2) {
@@ -184,14 +199,11 @@ impl<'a> Access<'a> {
             if self.is_foreign(blob) {
                 let what = format!("it is not a value of tree {}", self.tree.id);
                 batch.note(Error::damaged(blob.page, what));
-            } else if blob.is_whole() {
+            } else if !blob.is_whole() || batch.add(blob.page) {
                 batch.blobs.push(blob);
                 if batch.blobs.len() >= RANGES_MAX / 2 {
                     self.free_batch(change, batch)?;
                 }
-            } else {
-                // Its pages have records of their own.
-                self.free_blob(change, blob);
             }
         }
         for child in references.children {
@@ -206,22 +218,24 @@ impl<'a> Access<'a> {
     /// If the log has no room for the record. Then all pages of the batch stay unused.
     fn free_batch(self, change: &Change<'_>, batch: &mut Batch) -> Result<()> {
         let (nodes, blobs) = (take(&mut batch.nodes), take(&mut batch.blobs));
-        let mut pages = nodes.clone();
-        pages.extend(blobs.iter().map(|blob| blob.page));
-        pages.sort_unstable_by_key(|page| page.id);
         let mut runs = PageRuns::default();
-        pages.into_iter().for_each(|page| runs.push(page));
+        take(&mut batch.pages).into_values().for_each(|page| runs.push(page));
         let ranges = record_ranges(runs.ranges());
         // Without that, other changes might lack the room that is kept for them.
         change.next_group()?;
         self.pages.log_ranges(&ranges, true)?;
         change.note_record(ranges.len() * RANGE_BYTES);
-        for page in nodes {
+        for (page, level) in nodes {
             match self.pages.pool.fix_exclusive(page) {
-                Ok(guard) => self.free_page(change, guard),
+                Ok(guard) if Node::new(&guard[..]).is_of(self.tree.id, level) => {
+                    self.free_page(change, guard);
+                }
+                Ok(_) => batch.note(Error::damaged(page, "it has become a page of another tree")),
                 Err(error) => batch.note(error.into()),
             }
         }
+        // Now no reader reaches a leaf that refers to them. The pages of values in pieces have
+        // records of their own.
         blobs.into_iter().for_each(|blob| self.free_blob(change, blob));
         Ok(())
     }

@@ -173,7 +173,10 @@ impl FileLog {
         drop(segments);
         (*self.next_file(), *self.first()) = (None, None);
         let folder = &*self.folder;
-        let removed = remove_segments(folder).and_then(|()| owner::remove(folder));
+        // First, so that what a crash leaves is no owner's log.
+        let disowned = owner::leave(folder);
+        let removed = disowned.and_then(|()| remove_segments(folder));
+        let removed = removed.and_then(|()| owner::remove(folder));
         folder.unlock();
         removed.map_err(LogError::io("removing the log"))
     }
@@ -271,7 +274,10 @@ impl FileLog {
     /// left.
     fn zero(&self, first: &mut NewSegment, pace: Pace) -> io::Result<bool> {
         let _alone = self.alone();
-        self.unless_failed_but_for_room(|| first.step(pace))?
+        self.unless_failed_but_for_room(|| first.zero(pace))??;
+        // The kernel may tell this sync, and no other, that a block of the log was not written.
+        self.unless_failed(|| first.settle(true)).map_err(for_good)?;
+        Ok(!first.is_whole())
     }
 
     fn first(&self) -> MutexGuard<'_, Option<NewSegment>> {

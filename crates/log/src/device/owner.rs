@@ -67,14 +67,19 @@ pub(super) fn disown(
                 .into(),
         );
     }
-    let disown = || {
-        if !marks.contains(&0) {
-            drop(locked.open(&name(0), false, true)?);
-        }
+    leave(locked).map_err(LogError::io(doing()))
+}
+
+/// Makes the log one without an owner, durably.
+pub(super) fn leave(locked: &dyn Folder) -> io::Result<()> {
+    let marks = owners(&locked.names()?);
+    if !marks.contains(&0) {
+        drop(locked.open(&name(0), false, true)?);
+    }
+    for owner in marks.into_iter().filter(|owner| *owner != 0) {
         locked.remove(&name(owner))?;
-        locked.sync()
-    };
-    disown().map_err(LogError::io(doing()))
+    }
+    locked.sync()
 }
 
 /// Marks a log that has no owner yet, or this one.

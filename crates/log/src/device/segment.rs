@@ -238,9 +238,17 @@ impl NewSegment {
 
     /// Does the next step. Returns whether there are more.
     pub(super) fn step(&mut self, pace: Pace) -> io::Result<bool> {
+        self.zero(pace)?;
+        // A flush would wait for one sync of all zeros that the page cache has.
+        self.settle(pace == Pace::Ahead)?;
+        Ok(!self.is_whole())
+    }
+
+    /// Zeroes the next blocks.
+    pub(super) fn zero(&mut self, pace: Pace) -> io::Result<()> {
         let file = &*self.segment.file;
         if self.is_whole() {
-            return Ok(false);
+            return Ok(());
         }
         if self.zeroed == 0 {
             match file.allocate(self.blocks * BLOCK_BYTES as u64) {
@@ -255,12 +263,13 @@ impl NewSegment {
         let zeroes = vec![Block::ZERO; (pace as usize).min((self.blocks - self.zeroed) as usize)];
         write_all(file, self.zeroed * BLOCK_BYTES as u64, [&zeroes, &[]], false)?;
         self.zeroed += zeroes.len() as u64;
-        let is_more = self.zeroed < self.blocks;
-        // A flush would wait for one sync of all zeros that the page cache has.
-        let syncs_each = pace == Pace::Ahead && !self.segment.way.is_direct();
-        if !is_more || syncs_each {
-            file.sync()?;
-        }
-        Ok(is_more)
+        Ok(())
+    }
+
+    /// Makes durable what was zeroed, if that is all of the file, or if the page cache has it and
+    /// `now` asks for it.
+    pub(super) fn settle(&self, now: bool) -> io::Result<()> {
+        let is_cached = !self.segment.way.is_direct();
+        if self.is_whole() || now && is_cached { self.segment.file.sync() } else { Ok(()) }
     }
 }
