@@ -46,7 +46,7 @@ pub enum Payload<'a> {
 
 impl Payload<'_> {
     /// The number of bytes that the payload takes in the heap.
-    fn heap_len(&self) -> usize {
+    pub(crate) fn heap_len(&self) -> usize {
         match self {
             Payload::Inline(bytes) | Payload::Blob(bytes) => bytes.len(),
             Payload::Child(_) => 0,

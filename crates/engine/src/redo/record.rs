@@ -55,8 +55,18 @@ pub(crate) struct BadRecord(pub &'static str);
 
 // Writing.
 
+/// What an edit has besides keys, payloads and indexes, at most.
+const EDIT_BYTES: usize = 16;
+
 /// Adds an edit to the edits of a page.
 pub(crate) fn push_edit(bytes: &mut Vec<u8>, edit: Edit<'_>) {
+    // At once: to grow is to lock memory that threads share.
+    bytes.reserve(match edit {
+        Edit::Insert { key, payload, .. } => EDIT_BYTES + key.len() + payload.heap_len(),
+        Edit::Replace { payload, .. } => EDIT_BYTES + payload.heap_len(),
+        Edit::Remove { .. } => EDIT_BYTES,
+        Edit::RemoveAll { indexes } => EDIT_BYTES + 2 * indexes.len(),
+    });
     let mut index_of = |code: u8, index: usize| {
         bytes.push(code);
         push_u16(bytes, index);

@@ -27,6 +27,9 @@ use crate::versions::{EntryHash, OldValue, Replaced};
 /// of a transaction may change more.
 const PAGES_INLINE: usize = 3;
 
+/// What a record of a few pages has besides edits and images, at most.
+const RECORD_BYTES: usize = 128;
+
 /// See the module's documentation.
 #[derive(Debug)]
 #[must_use = "a group that changed pages must end"]
@@ -352,7 +355,11 @@ impl<'a> Group<'_, 'a> {
     /// Appends the group's record to the log, and gives its number to the changed pages.
     fn append(&self, pages: &mut [&mut ExclusiveGuard<'a>]) -> Result<u64> {
         let Some(log) = &self.access.pages.redo_log else { return Ok(0) };
-        let mut bytes = Vec::new();
+        let edits: usize = self.changed.iter().map(|changed| changed.edits.len()).sum();
+        let images = self.changed.iter().filter(|changed| changed.needs_image).count();
+        let page_bytes = pages.first().map_or(0, |page| page.len());
+        // To grow is to lock memory that threads share.
+        let mut bytes = Vec::with_capacity(RECORD_BYTES + edits + images * page_bytes);
         let freed = self.freed.iter().map(ExclusiveGuard::page);
         let freed: Vec<PageRef> = freed.chain(self.removed.iter().copied()).collect();
         let taken = match is_planted(StoreBug::UnnamedPages) {
