@@ -31,9 +31,8 @@
 //! A store loses nothing that was synced if its process is killed or the power fails: it writes
 //! each change to a log, and the next opening recovers it. A store [without a log](Options::log)
 //! can be opened again if it was closed, or if no changed page was written since its last sync. The
-//! store closes
-//! when its last handle is dropped, also when a panic drops it, and when the process exits. A
-//! process that is killed closes nothing.
+//! store closes when its last handle is dropped, also when a panic drops it, and when the process
+//! exits. A process that is killed closes nothing.
 
 mod backup;
 mod error;

@@ -293,8 +293,8 @@ impl Shared {
         flow.flights.push_back((blocks.start, None));
         flow.flying += 1;
         flow.taken += 1;
-        // Room is made ahead, so that no append waits for it: as much as was used, because a log
-        // may end soon.
+        // Room is made ahead, so that no append waits for it: as much as the log has used since it
+        // was opened, up to a ring. Many logs are closed after a few records.
         let (room, ahead) = (self.ring.room(), self.ring.len().min(blocks.end - self.start));
         if room < blocks.end + ahead && flow.asked_at != room {
             (flow.wants_more_than, flow.asked_at) = (Some(room), room);

@@ -62,7 +62,7 @@ pub use page::states::StatePlace;
 pub use page::{PageId, PageRef};
 pub use pool::Pool;
 pub use pool::copies::PageCopy;
-pub use pool::fix::{ExclusiveGuard, OptimisticGuard, SharedGuard, prefetch};
+pub use pool::fix::{ExclusiveGuard, OptimisticGuard, SharedGuard, prefetch_value};
 pub use pool::fix_async::{FixExclusive, FixShared};
 pub use pool::load::{FixOutcome, PendingRead};
 pub use pool::options::{PoolOptions, PoolSize};

@@ -100,7 +100,7 @@ impl Copying<'_, '_> {
         let pages = &self.core.pages;
         let BackupCut { header, space, map, held } = pages.cut_for_backup(log, records)?;
         let held = held.unwrap_or_else(|| unreachable!("a cut of a log holds it"));
-        // The copy has no log, whatever becomes of the store's.
+        // The copy has no log, whatever becomes of the store's. Recovery needs the numbers.
         let header = Header { log: LogPoint { identity: 0, ..header.log }, ..header };
         self.copy(&used(&space), true, Some(&held))?;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vellum_log::{FileLog, FileLogOptions, LogDevice, LogError, LogOptions, LogView, Lsn, Shown};
 
-use crate::store::header::LogPoint;
+use crate::store::header::{Header, LogPoint};
 
 /// The least bytes of a log.
 pub(crate) const LOG_BYTES_MIN: u64 = 1 << 20;
@@ -29,11 +29,11 @@ impl LogFiles {
     pub(crate) fn create(
         folder: &Path,
         goes: bool,
-        store: u128,
-        ended: LogPoint,
+        header: &Header,
         log_bytes: u64,
     ) -> Result<LogFiles, LogError> {
-        match FileLog::create(folder, store, &options(log_bytes), || is_over(folder, ended)) {
+        let is_over = || is_over(folder, header.log);
+        match FileLog::create(folder, header.store_id, &options(log_bytes), is_over) {
             Ok(log) => Ok(LogFiles { log: Arc::new(log), folder: folder.into(), goes }),
             Err(error) => {
                 if goes {
@@ -63,15 +63,9 @@ impl LogFiles {
 
     /// Removes what a process has left of the log that ended with the header of a clean store.
     /// Leaves it there if that fails, or if another copy of the store may need it.
-    pub(crate) fn remove_left(
-        folder: &Path,
-        goes: bool,
-        store: u128,
-        ended: LogPoint,
-        log_bytes: u64,
-    ) {
-        if FileLog::is_left(folder, store) {
-            match LogFiles::create(folder, goes, store, ended, log_bytes) {
+    pub(crate) fn remove_left(folder: &Path, goes: bool, header: &Header, log_bytes: u64) {
+        if FileLog::is_left(folder, header.store_id) {
+            match LogFiles::create(folder, goes, header, log_bytes) {
                 Ok(left) => left.remove(),
                 Err(error) => tracing::warn!("a log stays: {error}"),
             }

@@ -60,7 +60,7 @@ const EDIT_BYTES: usize = 16;
 
 /// Adds an edit to the edits of a page.
 pub(crate) fn push_edit(bytes: &mut Vec<u8>, edit: Edit<'_>) {
-    // At once: to grow is to lock memory that threads share.
+    // At once: the allocator grows memory under a lock that threads share.
     bytes.reserve(match edit {
         Edit::Insert { key, payload, .. } => EDIT_BYTES + key.len() + payload.heap_len(),
         Edit::Replace { payload, .. } => EDIT_BYTES + payload.heap_len(),

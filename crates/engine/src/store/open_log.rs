@@ -76,7 +76,7 @@ impl LogPlace {
     pub(crate) fn remove_left(&self, header: &Header, options: &Options) {
         if let LogPlace::Folder { path, goes } = self {
             let log_bytes = options.log_bytes.max(LOG_BYTES_MIN);
-            LogFiles::remove_left(path, *goes, header.store_id, header.log, log_bytes);
+            LogFiles::remove_left(path, *goes, header, log_bytes);
         }
     }
 
@@ -94,8 +94,7 @@ impl LogPlace {
         let (device, files) = match self {
             LogPlace::Device(device) => (device.clone(), None),
             LogPlace::Folder { path, goes } => {
-                let (store, ended) = (header.store_id, header.log);
-                let files = LogFiles::create(path, *goes, store, ended, options.log_bytes);
+                let files = LogFiles::create(path, *goes, header, options.log_bytes);
                 let files = files.map_err(|error| match error {
                     LogError::Full { .. } | LogError::Io { .. } => Error::NoPlaceForLog(error),
                     error => error.into(),

@@ -358,7 +358,7 @@ impl<'a> Group<'_, 'a> {
         let edits: usize = self.changed.iter().map(|changed| changed.edits.len()).sum();
         let images = self.changed.iter().filter(|changed| changed.needs_image).count();
         let page_bytes = pages.first().map_or(0, |page| page.len());
-        // To grow is to lock memory that threads share.
+        // At once: the allocator grows memory under a lock that threads share.
         let mut bytes = Vec::with_capacity(RECORD_BYTES + edits + images * page_bytes);
         let freed = self.freed.iter().map(ExclusiveGuard::page);
         let freed: Vec<PageRef> = freed.chain(self.removed.iter().copied()).collect();

@@ -74,10 +74,14 @@ pub(crate) struct Validation<'v> {
     pub has_ended: &'v AtomicBool,
 }
 
+/// A validation looks at so many of the entries that its commit changes. It asks the chains about
+/// others.
+const LOOKED_AT: usize = 16;
+
 /// The entries that a commit changes, in the order of their trees and keys, and for each the time
 /// of the change before.
 #[derive(Debug, Default)]
-struct Own<'e> {
+struct OwnChanges<'e> {
     entries: &'e [EntryHash],
     before: SmallVec<[Time; 8]>,
     /// The entry after the last one that was asked for: most transactions read what they change in
@@ -85,11 +89,11 @@ struct Own<'e> {
     next: usize,
 }
 
-impl Own<'_> {
+impl OwnChanges<'_> {
     /// The time of the change before, of one of these entries.
     fn before(&mut self, entry: EntryHash) -> Option<Time> {
         let count = self.entries.len();
-        let places = (0..count.min(OWN_LOOKED_AT)).map(|place| (self.next + place) % count);
+        let places = (0..count.min(LOOKED_AT)).map(|place| (self.next + place) % count);
         let place = places.into_iter().find(|place| self.entries[*place] == entry)?;
         self.next = place + 1;
         Some(self.before[place])
@@ -119,10 +123,6 @@ pub(crate) struct Conflicting;
 /// The old values take more memory than they may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VersionsFull;
-
-/// A validation looks at so many of the entries that its commit changes. It asks the chains about
-/// others.
-const OWN_LOOKED_AT: usize = 16;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -289,7 +289,7 @@ impl Versions {
             return Ok(false);
         }
         // The commit takes no time. It comes before all changes that take theirs from now on.
-        self.validate(validation, Time::MAX, &mut Own::default()).map(|()| true)
+        self.validate(validation, Time::MAX, &mut OwnChanges::default()).map(|()| true)
     }
 
     /// Validates a commit, and keeps the old values of its changes. Ends its view. The caller holds
@@ -305,7 +305,7 @@ impl Versions {
         unpinned: &mut Vec<BlobRef>,
     ) -> Result<(), Conflicting> {
         let entries = self.hashes(&replaced);
-        let mut own = Own::default();
+        let mut own = OwnChanges::default();
         let note = |before| own.before.push(before);
         let time = self.put(&mut replaced, &entries, Some(validation.time), note, pin, unpinned);
         own.entries = &entries;
@@ -357,7 +357,7 @@ impl Versions {
         &self,
         validation: Validation<'_>,
         until: Time,
-        own: &mut Own<'_>,
+        own: &mut OwnChanges<'_>,
     ) -> Result<(), Conflicting> {
         let Validation { time, reads, has_ended } = validation;
         if self.now() > time && self.conflicts(reads, (time, until), own) {
@@ -369,7 +369,12 @@ impl Versions {
     }
 
     /// Whether one of the entries that a transaction has read has changed between these times.
-    fn conflicts(&self, reads: &ReadSet, (since, until): (Time, Time), own: &mut Own<'_>) -> bool {
+    fn conflicts(
+        &self,
+        reads: &ReadSet,
+        (since, until): (Time, Time),
+        own: &mut OwnChanges<'_>,
+    ) -> bool {
         let is_changed = |(tree, key): (u32, &[u8])| {
             let entry = self.hasher.hash(tree, key);
             // The transaction's own changes are noted there, too.

@@ -12,7 +12,7 @@
 
 use std::sync::OnceLock;
 
-use crate::sync::{AtomicU64, Ordering, prefetch};
+use crate::sync::{AtomicU64, Ordering, prefetch_value};
 use crate::versions::entry::EntryHash;
 
 /// Bounds of the number of lines.
@@ -53,7 +53,7 @@ impl NotedEntries {
     /// The thread will ask about the entry soon.
     pub(crate) fn prefetch(&self, entry: EntryHash) {
         if let Some(lines) = self.lines.get() {
-            prefetch(&lines[entry.place(self.count)]);
+            prefetch_value(&lines[entry.place(self.count)]);
         }
     }
 

@@ -19,7 +19,7 @@ pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 }
 
 /// No schedule depends on it.
-pub(crate) fn prefetch<T>(_: &T) {}
+pub(crate) fn prefetch_value<T>(_: &T) {}
 
 pub(crate) fn lock_soon<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     lock(mutex)

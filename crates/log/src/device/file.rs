@@ -48,8 +48,8 @@ pub struct FileLog {
     segments: RwLock<Segments>,
     /// The file that is made for the next segment, if there is one.
     next_file: Mutex<Option<NewSegment>>,
-    /// The log's first segment, until all of it is zeroed.
-    first: Mutex<Option<NewSegment>>,
+    /// The file of the log's first segment, until all of it is zeroed.
+    first_file: Mutex<Option<NewSegment>>,
     /// Whether a write or a sync has failed, of blocks or of heads: nothing is written after that.
     failed: AtomicBool,
     /// Held while a write or sync is under way whose failure the kernel may tell to another: it
@@ -120,7 +120,7 @@ impl FileLog {
         let doing = || format!("making a log in {}", folder.display());
         let log = FileLog::open_in(folder, options, || {
             let locked = KernelFolder::lock(folder)?;
-            owner::disown(folder, &locked, owner, is_over)?;
+            owner::take_over(folder, &locked, owner, is_over)?;
             remove_segments(&locked).map_err(LogError::io(doing()))?;
             Ok(Box::new(locked))
         })?;
@@ -171,10 +171,10 @@ impl FileLog {
         segments.live.clear();
         segments.spare.clear();
         drop(segments);
-        (*self.next_file(), *self.first()) = (None, None);
+        (*self.next_file(), *self.first_file()) = (None, None);
         let folder = &*self.folder;
-        // First, so that what a crash leaves is no owner's log.
-        let disowned = owner::leave(folder);
+        // First, so that no owner needs what a crash leaves.
+        let disowned = owner::disown(folder);
         let removed = disowned.and_then(|()| remove_segments(folder));
         let removed = removed.and_then(|()| owner::remove(folder));
         folder.unlock();
@@ -225,7 +225,7 @@ impl FileLog {
             choice,
             segments: RwLock::new(segments),
             next_file: Mutex::new(None),
-            first: Mutex::new(None),
+            first_file: Mutex::new(None),
             failed: AtomicBool::new(false),
             alone: Mutex::new(()),
             taken: AtomicBool::new(false),
@@ -256,7 +256,7 @@ impl FileLog {
 
     /// Makes more of the log's first segment ready, if not all of it is. Returns the new end.
     fn extend_first(&self) -> io::Result<Option<u64>> {
-        let mut first = self.first();
+        let mut first = self.first_file();
         let Some(new) = &mut *first else { return Ok(None) };
         let known = self.blocks - self.write_segments().unready;
         if new.ready() <= known {
@@ -280,8 +280,8 @@ impl FileLog {
         Ok(!first.is_whole())
     }
 
-    fn first(&self) -> MutexGuard<'_, Option<NewSegment>> {
-        self.first.lock().unwrap_or_else(PoisonError::into_inner)
+    fn first_file(&self) -> MutexGuard<'_, Option<NewSegment>> {
+        self.first_file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does the next step of making a new file. Returns whether there are more.
@@ -419,7 +419,7 @@ impl LogDevice for FileLog {
 
     fn prepare(&self) -> io::Result<bool> {
         self.check_home()?;
-        if let Some(first) = &mut *self.first() {
+        if let Some(first) = &mut *self.first_file() {
             return self.zero(first, Pace::Ahead);
         }
         let has_spare = !self.write_segments().spare.is_empty();
@@ -444,7 +444,7 @@ impl LogDevice for FileLog {
             // It is there after a crash once its folder is durable.
             self.unless_failed(|| self.folder.sync()).map_err(for_good)?;
         }
-        let mut first = self.first();
+        let mut first = self.first_file();
         let mut segments = self.write_segments();
         segments.files += usize::from(new.is_some());
         segments.live.push_back(segment);

@@ -39,7 +39,7 @@ pub(super) fn is_left(folder: &Path, owner: u128) -> bool {
 ///
 /// # Errors
 /// `Unfit` if an owner needs it, or if there is a log without a mark; what `is_over` returns.
-pub(super) fn disown(
+pub(super) fn take_over(
     folder: &Path,
     locked: &dyn Folder,
     owner: u128,
@@ -67,11 +67,11 @@ pub(super) fn disown(
                 .into(),
         );
     }
-    leave(locked).map_err(LogError::io(doing()))
+    disown(locked).map_err(LogError::io(doing()))
 }
 
-/// Makes the log one without an owner, durably.
-pub(super) fn leave(locked: &dyn Folder) -> io::Result<()> {
+/// Takes the owner from a log, durably.
+pub(super) fn disown(locked: &dyn Folder) -> io::Result<()> {
     let marks = owners(&locked.names()?);
     if !marks.contains(&0) {
         drop(locked.open(&name(0), false, true)?);

@@ -1,7 +1,7 @@
 //! One file of a log: a head, which says which segment it is, and the segment's blocks.
 //!
-//! What holds: the head is durable before a block of the segment is written, and all of the file is
-//! allocated and was written before, so that a block changes no metadata.
+//! What holds: the head is durable before a block of the segment is written, and the block's place
+//! is allocated and was written before, so that a block changes no metadata.
 
 use std::io;
 use std::sync::Arc;

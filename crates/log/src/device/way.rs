@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io;
-use std::ops::RangeInclusive;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -97,8 +96,9 @@ impl fmt::Display for Way {
     }
 }
 
-/// The most writes of each way, and the least.
-const PROBES: RangeInclusive<u64> = 2..=16;
+/// The least writes of each way, and the most.
+const PROBES_MIN: u64 = 2;
+const PROBES_MAX: u64 = 16;
 
 /// After this time no way gets more writes than the least: on storage that takes long, few tell
 /// enough.
@@ -147,7 +147,7 @@ pub(super) fn probe(folder: &dyn Folder) -> io::Result<Choice> {
 
 fn measure(folder: &dyn Folder) -> io::Result<Choice> {
     let file = Way::BufferedSync.open(folder, PROBE, true)?;
-    let blocks = PROBES.end() * AT_ONCE as u64;
+    let blocks = PROBES_MAX * AT_ONCE as u64;
     write_all(&*file, 0, [&vec![Block::ZERO; blocks as usize], &[]], false)?;
     file.sync()?;
     // A way that does not work here fails with its first write, which is not counted.
@@ -159,7 +159,7 @@ fn measure(folder: &dyn Folder) -> io::Result<Choice> {
         }
     }
     let (began, mut probes) = (Instant::now(), 0);
-    while probes < *PROBES.start() || probes < *PROBES.end() && began.elapsed() < PROBE_TIME {
+    while probes < PROBES_MIN || probes < PROBES_MAX && began.elapsed() < PROBE_TIME {
         for (way, file, shortest) in &mut ways {
             let begin = Instant::now();
             durable(*way, &**file, probes)?;

@@ -289,7 +289,7 @@ fn try_optimistic_slow(core: &Core, page: PageRef) -> Option<(&PageState, Word)>
 
 /// Prefetches the first line of a value into the CPU's cache.
 #[inline(always)]
-pub fn prefetch<T>(value: &T) {
+pub fn prefetch_value<T>(value: &T) {
     prefetch_line(std::ptr::from_ref(value).cast());
 }
 
