@@ -140,7 +140,16 @@ static int morsel_punch_block(struct morsel_departure *departure, u64 page, u64 
 	return error;
 }
 
-/* The first page under the next entry of level 2, or under the next higher entry with a guard. */
+/* The first page whose leaf is in the next table. */
+static u64 morsel_next_table(u64 page)
+{
+	return round_down(page, PT_ENTRIES) + PT_ENTRIES;
+}
+
+/*
+ * The first page under the next entry of level 2, or under the next higher entry with a guard. A
+ * table may replace that guard at any time.
+ */
 static u64 morsel_next_part(struct morsel *morsel, u64 page)
 {
 	u64 part = pt_tree_guarded(&morsel->tree, page) ?: PT_ENTRIES;
@@ -156,7 +165,6 @@ static int __morsel_punch(struct morsel_departure *departure, u64 page, u64 end)
 	u64 stop;
 
 	for (; page < end; page = stop) {
-		stop = min(morsel_next_part(morsel, page), end);
 		cond_resched();
 		leaf = pt_tree_leaf(&morsel->tree, page);
 		/* Nothing is there, or a leaf of 2 MiB, which may just be on its way to a table. */
@@ -166,6 +174,7 @@ static int __morsel_punch(struct morsel_departure *departure, u64 page, u64 end)
 				return error;
 			leaf = pt_tree_leaf(&morsel->tree, page);
 		}
+		stop = min(leaf ? morsel_next_table(page) : morsel_next_part(morsel, page), end);
 		for (; leaf && page < stop; page++, leaf++)
 			if (READ_ONCE(*leaf))
 				morsel_take_off(departure, leaf, page);

@@ -8,10 +8,10 @@ use std::sync::Barrier;
 use vellum_kernel_tests::access::{self, Fault};
 use vellum_kernel_tests::child::{Child, End};
 use vellum_kernel_tests::counters::{Memory, assert_morsels_are_sound};
-use vellum_kernel_tests::morsel::{kinds, plan};
+use vellum_kernel_tests::morsel::{highest_order, kinds, plan};
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::sys::{self, Request};
-use vellum_kernel_tests::threads::{Deadline, Place, Stop, stay_on, wait_until};
+use vellum_kernel_tests::threads::{Deadline, Place, Stop, rounds, stay_on, wait_until};
 use vellum_kernel_tests::{Errno, Mapping, Morsel, Mounted, PAGE, morsel_turn};
 use vellum_uapi::morsel::{self, extent};
 
@@ -367,6 +367,32 @@ fn a_punch_finds_the_pages_of_a_leaf_that_is_being_split() {
             threads.spawn(all);
         });
         assert_eq!(morsel.pages_by_fstat(), 0, "round {round}");
+    }
+    assert_morsels_are_sound();
+}
+
+/// One thread punches a Morsel without tables again and again, until another one has populated the
+/// first page. Both take turns on one processor, so the first is interrupted wherever it may be.
+#[test]
+fn a_punch_ends_where_a_table_ends_that_has_just_come() {
+    let Some(_turn) = morsel_turn() else { return };
+    for order in 3..=highest_order() {
+        for _ in 0..rounds(160) {
+            let morsel = Morsel::new(order, extent(order), 0);
+            let stop = Stop::default();
+            let _place = Place::on(0);
+            std::thread::scope(|threads| {
+                threads.spawn(|| {
+                    while !stop.is_said() {
+                        morsel.punch(0, extent(order)).unwrap();
+                    }
+                });
+                let _at_end = stop.at_end();
+                std::thread::yield_now();
+                morsel.populate(0, PAGE as u64).unwrap();
+            });
+            assert!(morsel.stat().pages <= 1);
+        }
     }
     assert_morsels_are_sound();
 }
