@@ -133,7 +133,7 @@ fn open_log(
     mut visit: impl FnMut(Record),
 ) -> Result<(Log, vellum_log::End), LogError> {
     Log::open_without_thread(device.clone(), options, from, |record| {
-        visit(record);
+        visit(record.to_record());
         Ok::<_, LogError>(())
     })
 }

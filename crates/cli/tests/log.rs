@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use support::{Folder, fails, ok, run, text};
-use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, Way};
+use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, RecordRef, Way};
 
 /// A log with seven blocks in a file; each record has a block. The records of a test fit one file,
 /// because a log that needs its next file for the closing block may close without it.
@@ -17,7 +17,7 @@ fn log(folder: &Folder, records: &[&[u8]]) -> Log {
     let mut files = FileLogOptions::default();
     (files.segment_bytes, files.most_bytes, files.way) = (32768, 1 << 20, Some(Way::BufferedSync));
     let device = Arc::new(FileLog::open(folder.path("wal"), &files).unwrap());
-    let visit = |_| Ok::<_, LogError>(());
+    let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
     let (log, _) = Log::open(device, &LogOptions::default(), None, visit).unwrap();
     for record in records {
         log.wait_durable(log.append(record).unwrap()).unwrap();

@@ -7,7 +7,7 @@ use crate::block::{Block, Head, INCARNATIONS, Lsn, STARTS, Unsound};
 use crate::device::{LogDevice as _, SimulatedDevice, SimulatedFault, SimulatedOptions, Written};
 use crate::error::LogError;
 use crate::log::{Log, LogOptions};
-use crate::scan::{EndReason, Record};
+use crate::scan::{EndReason, Record, RecordRef};
 
 /// A log of so many small records, each durable by itself, in blocks of their own.
 fn small_log(records: u64) -> Arc<SimulatedDevice> {
@@ -22,13 +22,50 @@ fn small_log(records: u64) -> Arc<SimulatedDevice> {
     device
 }
 
-fn recover(device: &Arc<SimulatedDevice>) -> Result<(Log, Vec<Record>, EndReason), LogError> {
-    let mut found = Vec::new();
-    let (log, end) = Log::recover(device.clone(), &LogOptions::default(), None, |record| {
-        found.push(record);
+type Recovered = Result<(Log, Vec<Record>, EndReason), LogError>;
+
+fn recover(device: &Arc<SimulatedDevice>) -> Recovered {
+    recover_by(device, false)
+}
+
+fn recover_by(device: &Arc<SimulatedDevice>, reads_ahead: bool) -> Recovered {
+    let (mut found, options) = (Vec::new(), LogOptions::default());
+    let (log, end) = Log::recover_by(device.clone(), &options, None, reads_ahead, |record| {
+        found.push(record.to_record());
         Ok::<_, LogError>(())
     })?;
     Ok((log, found, end.why))
+}
+
+/// A thread reads chunks of 256 blocks after the first 64 blocks.
+#[test]
+fn reading_ahead_changes_nothing() {
+    let options = SimulatedOptions { segment_blocks: 64, segments: 64, ..Default::default() };
+    let device = Arc::new(SimulatedDevice::new(options));
+    let log = recover(&device).unwrap().0;
+    for number in 0..600_usize {
+        let lsn = log.append(&vec![number as u8; number * 997 % 20_000]).unwrap();
+        log.wait_durable(lsn).unwrap();
+    }
+    drop(log);
+    let told = |reads_ahead| match recover_by(&device, reads_ahead) {
+        Ok((_, found, why)) => Ok((found, why)),
+        Err(error) => Err(error.to_string()),
+    };
+    let blocks = device.scan().end;
+    assert!(blocks > 1500, "{blocks}");
+    for bad in [0, 1, 63, 64, 65, 319, 320, 1000, blocks - 1] {
+        device.set_unreadable(bad..bad + 1);
+        assert_eq!(told(true), told(false), "block {bad}");
+    }
+    device.set_unreadable(0..0);
+    assert_eq!(told(true), told(false));
+    assert_eq!(told(true).unwrap().0.len(), 600);
+    // The caller refuses a record while the thread is at work.
+    let (refuses, options) = (|_: RecordRef<'_>| Err(LogError::Closed), LogOptions::default());
+    let refused = Log::recover_by(device.clone(), &options, None, true, refuses);
+    assert!(matches!(refused, Err(LogError::Closed)));
+    assert_eq!(Arc::strong_count(&device), 1, "the thread has ended");
 }
 
 #[test]
@@ -234,7 +271,7 @@ fn a_device_has_one_log() {
     assert!(matches!(recover(&device), Err(LogError::Taken)));
     log.append(b"on it goes").unwrap();
     drop(log);
-    let refuses = |_| Err(LogError::Closed);
+    let refuses = |_: RecordRef<'_>| Err(LogError::Closed);
     Log::recover(device.clone(), &LogOptions::default(), None, refuses).unwrap_err();
     recover(&device).unwrap();
 }
@@ -269,7 +306,7 @@ fn an_unreadable_block_is_damage_within_and_nothing_after_the_end() {
 fn a_ring_larger_than_lengths_can_say_is_refused() {
     for bytes in [(4 << 30) + 1, 16 << 30, usize::MAX] {
         let options = LogOptions { ring_bytes: bytes, in_flight: None };
-        let visit = |_| Ok::<_, LogError>(());
+        let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
         let refused = Log::recover(small_log(1), &options, None, visit).unwrap_err();
         assert!(matches!(refused, LogError::RingTooLarge { .. }), "{refused}");
     }

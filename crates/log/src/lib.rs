@@ -41,6 +41,7 @@ mod flights;
 mod log;
 mod planted;
 mod process;
+mod read_ahead;
 #[cfg(all(test, not(feature = "model")))]
 mod reference;
 mod ring;
@@ -60,5 +61,5 @@ pub use flights::Durable;
 pub use log::{Log, LogOptions};
 #[cfg(feature = "testing")]
 pub use planted::{LogBug, plant};
-pub use scan::{End, EndReason, Record, Scan};
+pub use scan::{End, EndReason, Record, RecordRef, Scan};
 pub use view::{LogView, Records, Shown};

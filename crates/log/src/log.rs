@@ -10,7 +10,7 @@ use crate::error::LogError;
 use crate::flights::{Durable, Hold, Shared};
 use crate::planted::{LogBug, is_planted};
 use crate::ring::Ring;
-use crate::scan::{End, EndReason, Record, Scan, check_reaches};
+use crate::scan::{End, EndReason, RecordRef, Scan, check_reaches};
 use crate::sync::{Mutex, lock, thread};
 
 /// How a log is opened.
@@ -58,9 +58,11 @@ impl Log {
         device: Arc<dyn LogDevice>,
         options: &LogOptions,
         from: Option<Lsn>,
-        visit: impl FnMut(Record) -> Result<(), E>,
+        visit: impl FnMut(RecordRef<'_>) -> Result<(), E>,
     ) -> Result<(Log, End), E> {
-        let (log, end) = Log::recover(device, options, from, visit)?;
+        // The scheduler of a model knows no thread of the scan.
+        let reads_ahead = cfg!(not(feature = "model"));
+        let (log, end) = Log::recover_by(device, options, from, reads_ahead, visit)?;
         let shared = Arc::clone(&log.shared);
         let work = move || shared.work();
         #[cfg(not(feature = "model"))]
@@ -82,7 +84,7 @@ impl Log {
         device: Arc<dyn LogDevice>,
         options: &LogOptions,
         from: Option<Lsn>,
-        visit: impl FnMut(Record) -> Result<(), E>,
+        visit: impl FnMut(RecordRef<'_>) -> Result<(), E>,
     ) -> Result<(Log, End), E> {
         Log::recover(device, options, from, visit)
     }
@@ -95,16 +97,29 @@ impl Log {
     }
 
     /// A log without a thread of its own.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn recover<E: From<LogError>>(
         device: Arc<dyn LogDevice>,
         options: &LogOptions,
         from: Option<Lsn>,
-        mut visit: impl FnMut(Record) -> Result<(), E>,
+        visit: impl FnMut(RecordRef<'_>) -> Result<(), E>,
+    ) -> Result<(Log, End), E> {
+        Log::recover_by(device, options, from, false, visit)
+    }
+
+    /// The same. A thread may read ahead of the scan.
+    pub(crate) fn recover_by<E: From<LogError>>(
+        device: Arc<dyn LogDevice>,
+        options: &LogOptions,
+        from: Option<Lsn>,
+        reads_ahead: bool,
+        mut visit: impl FnMut(RecordRef<'_>) -> Result<(), E>,
     ) -> Result<(Log, End), E> {
         let (bytes, most) = (options.ring_bytes, LogOptions::MOST_RING_BYTES);
         if bytes as u64 > most {
             return Err(LogError::RingTooLarge { bytes, most }.into());
         }
+        let ahead = reads_ahead.then(|| device.clone());
         let device = Hold::new(device)?;
         // A process that was killed may have written what it did not sync: no caller shall act on
         // records that a loss of power could still take.
@@ -113,7 +128,8 @@ impl Log {
         }
         let before = from.map_or(Ok(None), |from| check_reaches(&*device, from))?;
         let mut scan = Scan::new(&*device, from, None, before)?;
-        while let Some(record) = scan.next_record()? {
+        ahead.into_iter().for_each(|device| scan.read_ahead(device));
+        while let Some(record) = scan.next_ref()? {
             visit(record)?;
         }
         let end = scan.end().unwrap_or_else(|| unreachable!("the scan has ended"));

@@ -5,11 +5,13 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::block::{Block, CLOSES, HEAD, Head, LENGTH, Lsn, PAYLOAD, STARTS, Unsound};
 use crate::device::{LogDevice, is_unreadable};
 use crate::error::LogError;
 use crate::planted::{LogBug, is_planted};
+use crate::read_ahead::ReadAhead;
 
 /// Blocks that are read at once.
 const CHUNK: usize = 64;
@@ -21,6 +23,22 @@ pub struct Record {
     pub lsn: Lsn,
     /// Its bytes.
     pub bytes: Vec<u8>,
+}
+
+/// A record, in the memory of the scan that has read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordRef<'a> {
+    /// Its number.
+    pub lsn: Lsn,
+    /// Its bytes.
+    pub bytes: &'a [u8],
+}
+
+impl RecordRef<'_> {
+    /// A copy of it.
+    pub fn to_record(self) -> Record {
+        Record { lsn: self.lsn, bytes: self.bytes.to_vec() }
+    }
 }
 
 /// Where a log ends and why there.
@@ -70,6 +88,9 @@ pub struct Scan<'a> {
     stops: bool,
     chunk: Vec<Block>,
     chunk_first: u64,
+    /// For a scan that may read ahead, until it does so.
+    ahead_device: Option<Arc<dyn LogDevice>>,
+    ahead: Option<ReadAhead>,
     /// The block that is read now.
     number: u64,
     head: Option<Head>,
@@ -78,6 +99,8 @@ pub struct Scan<'a> {
     /// Records before this are passed over.
     from: Lsn,
     partial: Option<Partial>,
+    /// The bytes of the last record that was in several blocks.
+    joined: Vec<u8>,
     /// The scan began with a record's middle, and has not seen the end of that one.
     skips: bool,
     /// The block before this one closed the log.
@@ -91,6 +114,14 @@ pub struct Scan<'a> {
     hidden: bool,
     /// The block at the end may be the next one in part.
     torn: bool,
+}
+
+/// Where the bytes of a record are.
+enum Bytes {
+    /// In the block that is read now.
+    InBlock(Range<usize>),
+    /// In `joined`.
+    Joined,
 }
 
 /// A record that began in an earlier block.
@@ -164,11 +195,14 @@ impl<'a> Scan<'a> {
             stops: durable.is_some(),
             chunk: Vec::new(),
             chunk_first: start,
+            ahead_device: None,
+            ahead: None,
             number: start,
             head: None,
             cursor: 0,
             from: from.unwrap_or(Lsn(0)),
             partial: None,
+            joined: Vec::new(),
             skips: true,
             closed: false,
             end: None,
@@ -177,6 +211,11 @@ impl<'a> Scan<'a> {
             hidden: false,
             torn: false,
         })
+    }
+
+    /// Has a thread read ahead if the scan needs more than one chunk. `device` is the scan's.
+    pub(crate) fn read_ahead(&mut self, device: Arc<dyn LogDevice>) {
+        self.ahead_device = Some(device);
     }
 
     /// Where the log ends, once all records were read.
@@ -210,6 +249,28 @@ impl<'a> Scan<'a> {
     /// # Errors
     /// `Damaged`, or what the storage said. Nothing is read after that.
     pub fn next_record(&mut self) -> Result<Option<Record>, LogError> {
+        Ok(self.next_ref()?.map(RecordRef::to_record))
+    }
+
+    /// The next record, without a copy of it; none at the end.
+    ///
+    /// # Errors
+    /// As [`next_record`](Scan::next_record).
+    pub fn next_ref(&mut self) -> Result<Option<RecordRef<'_>>, LogError> {
+        let Some((lsn, bytes)) = self.find_next()? else { return Ok(None) };
+        let bytes = match bytes {
+            Bytes::InBlock(range) => &self.block_read().0[range],
+            Bytes::Joined => &self.joined,
+        };
+        Ok(Some(RecordRef { lsn, bytes }))
+    }
+
+    /// The block that is read now.
+    fn block_read(&self) -> &Block {
+        &self.chunk[(self.number - self.chunk_first) as usize]
+    }
+
+    fn find_next(&mut self) -> Result<Option<(Lsn, Bytes)>, LogError> {
         loop {
             if self.end.is_some() {
                 return Ok(self.believed_tail());
@@ -224,7 +285,16 @@ impl<'a> Scan<'a> {
                 continue;
             }
             let lsn = Lsn(Lsn::of_block(self.number).0 + (HEAD + self.cursor) as u64);
-            let partial = self.partial.get_or_insert_with(|| Partial { lsn, bytes: Vec::new() });
+            if let Some(range) = self.whole_record(head) {
+                self.cursor = range.end - HEAD;
+                if lsn < self.from {
+                    continue;
+                }
+                return Ok(Some((lsn, Bytes::InBlock(range))));
+            }
+            let mut bytes = std::mem::take(&mut self.joined);
+            bytes.clear();
+            let partial = self.partial.get_or_insert(Partial { lsn, bytes });
             let taken = partial.missing().min(left);
             let from = HEAD + self.cursor;
             let block = &self.chunk[(self.number - self.chunk_first) as usize];
@@ -238,20 +308,35 @@ impl<'a> Scan<'a> {
                 if whole.lsn < self.from {
                     continue;
                 }
-                return Ok(Some(Record { lsn: whole.lsn, bytes: whole.bytes[LENGTH..].to_vec() }));
+                self.joined = whole.bytes;
+                self.joined.drain(..LENGTH);
+                return Ok(Some((whole.lsn, Bytes::Joined)));
             }
         }
     }
 
+    /// The place of the record that begins at the cursor, if it ends in the same block.
+    fn whole_record(&self, head: Head) -> Option<Range<usize>> {
+        if self.partial.is_some() {
+            return None;
+        }
+        let from = HEAD + self.cursor;
+        let rest = self.block_read().0.get(from..HEAD + usize::from(head.used))?;
+        let (length, rest) = rest.split_first_chunk::<LENGTH>()?;
+        let length = u32::from_le_bytes(*length) as usize;
+        (length <= rest.len()).then(|| from + LENGTH..from + LENGTH + length)
+    }
+
     /// The beginning of the last record as a whole one, if that bug is planted.
-    fn believed_tail(&mut self) -> Option<Record> {
+    fn believed_tail(&mut self) -> Option<(Lsn, Bytes)> {
         if !is_planted(LogBug::BelievedTail) {
             return None;
         }
         let Partial { lsn, mut bytes } = self.partial.take()?;
         let length = u32::from_le_bytes(*bytes.first_chunk::<LENGTH>()?) as usize;
         bytes.resize(LENGTH + length, 0);
-        Some(Record { lsn, bytes: bytes.split_off(LENGTH) })
+        self.joined = bytes.split_off(LENGTH);
+        Some((lsn, Bytes::Joined))
     }
 
     /// Begins with the next block, or ends.
@@ -310,7 +395,7 @@ impl<'a> Scan<'a> {
     /// Reads a block, through the chunk.
     fn block(&mut self, number: u64) -> Result<Result<Head, Unsound>, LogError> {
         let chunk = self.chunk_first..self.chunk_first + self.chunk.len() as u64;
-        if !chunk.contains(&number) {
+        if !chunk.contains(&number) && !self.take_chunk_ahead(number) {
             let count = (self.room.end - number).min(CHUNK as u64) as usize;
             self.chunk.resize(count, Block::ZERO);
             self.chunk_first = number;
@@ -336,6 +421,22 @@ impl<'a> Scan<'a> {
         let head = Head::expect(block, self.device.identity(), number);
         self.newest = self.newest.max(head.map_or(0, |head| head.incarnation));
         Ok(head)
+    }
+
+    /// Takes the next chunk if the thread that reads ahead has it.
+    fn take_chunk_ahead(&mut self, number: u64) -> bool {
+        let is_next = number == self.chunk_first + self.chunk.len() as u64;
+        if !is_next || self.chunk.is_empty() {
+            return false;
+        }
+        if let Some(device) = self.ahead_device.take() {
+            self.ahead = ReadAhead::start(device, number, self.room.end);
+        }
+        match &self.ahead {
+            Some(ahead) if ahead.take(number, &mut self.chunk) => self.chunk_first = number,
+            _ => self.ahead = None,
+        }
+        self.ahead.is_some()
     }
 
     /// A running log may have been trimmed since the scan began, and the room reused.

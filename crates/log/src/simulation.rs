@@ -146,7 +146,7 @@ impl Run {
             in_flight: Some(1 + self.random(4) as usize),
         };
         let (log, end) = Log::recover(device.clone(), &options, from, |record| {
-            found.push(record);
+            found.push(record.to_record());
             Ok::<_, LogError>(())
         })?;
         Ok(Open { log, device, end, found })

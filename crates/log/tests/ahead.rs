@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use vellum_log::{
-    Block, Log, LogDevice, LogError, LogOptions, SimulatedDevice, SimulatedOptions, Written,
+    Block, Log, LogDevice, LogError, LogOptions, RecordRef, SimulatedDevice, SimulatedOptions,
+    Written,
 };
 use vellum_testing::patience::eventually;
 
@@ -70,7 +71,7 @@ fn open(until: u64) -> (Log, Arc<Stepwise>) {
     let device = Arc::new(Stepwise { device, until, written, steps });
     let mut options = LogOptions::default();
     options.ring_bytes = 4 * 4096;
-    let visit = |_| Ok::<_, LogError>(());
+    let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
     (Log::open(device.clone(), &options, None, visit).unwrap().0, device)
 }
 

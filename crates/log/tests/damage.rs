@@ -21,7 +21,7 @@ fn open(folder: &Path) -> Result<(Log, Vec<Vec<u8>>), LogError> {
     options.ring_bytes = 4 * 4096;
     let device = Arc::new(FileLog::open(folder, &files)?);
     let (log, _) = Log::open(device, &options, None, |record| {
-        found.push(record.bytes);
+        found.push(record.bytes.to_vec());
         Ok::<_, LogError>(())
     })?;
     Ok((log, found))

@@ -11,7 +11,8 @@ use std::thread;
 
 use tempfile::tempdir;
 use vellum_log::{
-    End, EndReason, FileLog, FileLogOptions, Log, LogDevice as _, LogError, LogOptions, Lsn, Way,
+    End, EndReason, FileLog, FileLogOptions, Log, LogDevice as _, LogError, LogOptions, Lsn,
+    RecordRef, Way,
 };
 use vellum_testing::own_process;
 use vellum_testing::patience::eventually;
@@ -38,7 +39,7 @@ fn open_with(
     (options.ring_bytes, options.in_flight) = (8 * 4096, in_flight);
     let device = Arc::new(FileLog::open(folder, files)?);
     let (log, end) = Log::open(device, &options, None, |record| {
-        found.push(record.bytes);
+        found.push(record.bytes.to_vec());
         Ok::<_, LogError>(())
     })?;
     Ok((log, end, found))
@@ -291,7 +292,7 @@ fn a_failed_write_ends_the_device() {
     let test = "a_failed_write_ends_the_device";
     let Some(folder) = alone(test, Way::BufferedSync) else { return };
     fs::create_dir(&folder).unwrap();
-    let visit = |_| Ok::<_, LogError>(());
+    let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
     let devices = ways().into_iter().map(|way| {
         let folder = folder.join(way.to_string());
         let device = Arc::new(FileLog::open(&folder, &options(Some(way))).unwrap());
@@ -351,7 +352,7 @@ fn files_of_others_in_the_folder_are_left_alone() {
 fn an_opening_beyond_the_durable_end_is_refused() {
     let folder = tempdir().unwrap();
     let device = || Arc::new(FileLog::open(folder.path(), &options(None)).unwrap());
-    let visit = |_| Ok::<_, LogError>(());
+    let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
     let (log, _) = Log::open(device(), &LogOptions::default(), None, visit).unwrap();
     let kept = log.append(b"kept").unwrap();
     log.wait_durable(kept).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tempfile::tempdir;
-use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, Lsn, Way};
+use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, Lsn, RecordRef, Way};
 use vellum_testing::small_disk::SmallDisk;
 
 const SEGMENT: u64 = 64 << 10;
@@ -77,7 +77,7 @@ fn a_full_disk_refuses_records() {
     let mut options = FileLogOptions::default();
     options.segment_bytes = SEGMENT;
     let device = Arc::new(FileLog::open(&folder, &options).unwrap());
-    let visit = |_| Ok::<_, LogError>(());
+    let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
     let (log, _) = Log::open(device, &LogOptions::default(), None, visit).unwrap();
     assert!(log.scan(None).unwrap().count() > 0);
 }

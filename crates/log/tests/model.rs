@@ -47,7 +47,7 @@ fn open(device: &Arc<SimulatedDevice>) -> (Arc<Log>, Vec<(Lsn, Vec<u8>)>) {
     options.ring_bytes = 4 * 4096;
     let mut found = Vec::new();
     let opened = Log::open(device.clone(), &options, None, |record| {
-        found.push((record.lsn, record.bytes));
+        found.push((record.lsn, record.bytes.to_vec()));
         Ok::<_, LogError>(())
     });
     (Arc::new(opened.unwrap().0), found)

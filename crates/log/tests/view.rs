@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use tempfile::{TempDir, tempdir};
 use vellum_log::{
-    End, EndReason, FileLog, FileLogOptions, Log, LogError, LogOptions, LogView, Lsn, Shown, Way,
+    End, EndReason, FileLog, FileLogOptions, Log, LogError, LogOptions, LogView, Lsn, RecordRef,
+    Shown, Way,
 };
 
 /// Blocks of a segment.
@@ -21,7 +22,7 @@ fn open(folder: &Path) -> Log {
     (files.segment_bytes, files.most_bytes) = ((BLOCKS + 1) * 4096, 16 * 16384);
     files.way = Some(Way::BufferedSync);
     let device = Arc::new(FileLog::open(folder, &files).unwrap());
-    let visit = |_| Ok::<_, LogError>(());
+    let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
     Log::open(device, &LogOptions::default(), None, visit).unwrap().0
 }
 

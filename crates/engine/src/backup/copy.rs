@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::Arc;
 
-use vellum_log::{Lsn, Record};
+use vellum_log::{Lsn, RecordRef};
 use vellum_pool::device::Device;
 use vellum_pool::{PageRef, RawPages, Space};
 
@@ -163,7 +163,7 @@ impl Copying<'_, '_> {
 struct NoRecords;
 
 impl Records for NoRecords {
-    fn each(&self, _from: Lsn, _visit: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
+    fn each(&self, _from: Lsn, _visit: &mut dyn FnMut(RecordRef<'_>) -> Result<()>) -> Result<()> {
         Ok(())
     }
 }
@@ -225,7 +225,7 @@ fn add_records(
     let mut taken = Vec::new();
     let records: &LogHold = held.records();
     let end = records.read(from, &mut |record| {
-        if let Ok(group) = GroupRecord::read(&record.bytes) {
+        if let Ok(group) = GroupRecord::read(record.bytes) {
             taken.extend(group.taken.iter().map(|range| (range.id.0, u64::from(range.frames))));
         }
         recovery.add(record)

@@ -111,6 +111,20 @@ impl<R: PageReader> Node<R> {
         }
     }
 
+    /// The place of a leaf's slot in its page.
+    pub(crate) fn slot_place(self, index: usize) -> usize {
+        SLOTS + index * LEAF_SLOT
+    }
+
+    /// The length of a slot's whole key.
+    pub(crate) fn key_len(self, index: usize) -> Result<usize, Torn> {
+        let slot = SLOTS + index * slot_size(self.level()?);
+        match index < self.count()? {
+            true => Ok(self.prefix_len()? + self.u16_at(slot + SLOT_KEY_LEN)?),
+            false => Err(Torn),
+        }
+    }
+
     /// Replaces `key` with a slot's whole key.
     pub fn key_into(self, index: usize, key: &mut Vec<u8>) -> Result<(), Torn> {
         let slot = SLOTS + index * slot_size(self.level()?);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use vellum_log::{Log, LogError, LogOptions, SimulatedDevice, SimulatedOptions};
+use vellum_log::{Log, LogError, LogOptions, RecordRef, SimulatedDevice, SimulatedOptions};
 use vellum_pool::PageRef;
 use vellum_pool::device::MemoryDevice;
 
@@ -38,7 +38,7 @@ fn crashed() -> (Vec<u8>, SimulatedDevice, PageRef, Vec<u8>) {
 /// What recovery says of a log whose last record is this.
 fn recover(file: &[u8], log: SimulatedDevice, record: &[u8]) -> Result<Store, Error> {
     let log = Arc::new(log);
-    let visit = |_| Ok::<_, LogError>(());
+    let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
     let (opened, _) = Log::open(log.clone(), &LogOptions::default(), None, visit).unwrap();
     let lsn = opened.append(record).unwrap();
     opened.wait_durable(lsn).unwrap();

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Mutex;
 
 use crc_fast::{CrcAlgorithm, checksum};
-use vellum_log::{Log, Lsn, Record};
+use vellum_log::{Log, Lsn, RecordRef};
 
 use super::records::Records;
 use crate::error::{Error, Result};
@@ -83,14 +83,14 @@ impl LogHold {
         }
         let mut scan = log.scan(Some(copied.next))?;
         let mut buffer = Vec::new();
-        while let Some(Record { lsn, bytes }) = scan.next_record()? {
+        while let Some(RecordRef { lsn, bytes }) = scan.next_ref()? {
             if lsn >= end {
                 break;
             }
             buffer.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
-            buffer.extend_from_slice(&sum(lsn, &bytes).to_le_bytes());
+            buffer.extend_from_slice(&sum(lsn, bytes).to_le_bytes());
             buffer.extend_from_slice(&lsn.0.to_le_bytes());
-            buffer.extend_from_slice(&bytes);
+            buffer.extend_from_slice(bytes);
             if buffer.len() >= BUFFER {
                 self.write(copied, &mut buffer)?;
             }
@@ -121,7 +121,7 @@ impl LogHold {
     pub(crate) fn read(
         &self,
         from: u64,
-        visit: &mut dyn FnMut(Record) -> Result<()>,
+        visit: &mut dyn FnMut(RecordRef<'_>) -> Result<()>,
     ) -> Result<u64> {
         let end = self.len();
         let failed =
@@ -129,27 +129,27 @@ impl LogHold {
         let mut file = self.file.try_clone().map_err(failed)?;
         file.seek(SeekFrom::Start(from)).map_err(failed)?;
         let mut reader = BufReader::with_capacity(BUFFER, file);
-        let mut at = from;
+        let (mut at, mut bytes) = (from, Vec::new());
         while at < end {
             let mut head = [0; HEAD];
             reader.read_exact(&mut head).map_err(failed)?;
             let [len, found, lsn] = [&head[..4], &head[4..12], &head[12..]].map(number);
-            let mut bytes = vec![0; len as usize];
+            bytes.resize(len as usize, 0);
             reader.read_exact(&mut bytes).map_err(failed)?;
             let lsn = Lsn(lsn);
             if sum(lsn, &bytes) != found {
                 return Err(failed(io::Error::other("it has other bytes than were written")));
             }
             at += HEAD as u64 + len;
-            visit(Record { lsn, bytes })?;
+            visit(RecordRef { lsn, bytes: &bytes })?;
         }
         Ok(at)
     }
 }
 
 impl Records for LogHold {
-    fn each(&self, from: Lsn, visit: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
-        let mut visit_from = |record: Record| match record.lsn < from {
+    fn each(&self, from: Lsn, visit: &mut dyn FnMut(RecordRef<'_>) -> Result<()>) -> Result<()> {
+        let mut visit_from = |record: RecordRef<'_>| match record.lsn < from {
             true => Ok(()),
             false => visit(record),
         };

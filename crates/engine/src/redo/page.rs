@@ -93,11 +93,9 @@ fn check_edit(edit: Edit<'_>, node: Node<&[u8]>) -> Result<(), BadRecord> {
         }
         Edit::Replace { index, payload } => {
             has_slot(index)?;
-            let mut key = Vec::new();
-            node.key_into(index, &mut key).map_err(torn)?;
             match payload {
                 Payload::Child(_) => Err(BadRecord("children are not replaced")),
-                _ => has_room(key.len(), payload),
+                _ => has_room(node.key_len(index).map_err(torn)?, payload),
             }
         }
         Edit::Remove { index } => has_slot(index),

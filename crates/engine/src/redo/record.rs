@@ -191,11 +191,31 @@ pub(crate) struct GroupRecord<'a> {
 /// What a record says of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageRecord<'a> {
+    /// This part of the record, as it is in the log.
+    pub bytes: &'a [u8],
     pub page: PageRef,
     pub redo: Redo<'a>,
 }
 
-impl PageRecord<'_> {
+impl<'a> PageRecord<'a> {
+    /// Reads the part of a record that is about one page.
+    ///
+    /// # Errors
+    /// [`BadRecord`] if the bytes begin otherwise.
+    pub(crate) fn read(bytes: &'a [u8]) -> Result<PageRecord<'a>, BadRecord> {
+        Reader(bytes).page()
+    }
+
+    /// The slot that the first edit is about, if that is about one slot.
+    pub(crate) fn first_slot(&self) -> Option<usize> {
+        match self.redo {
+            Redo::Edits([INSERT | REPLACE | REMOVE, low, high, ..]) => {
+                Some(usize::from(u16::from_le_bytes([*low, *high])))
+            }
+            _ => None,
+        }
+    }
+
     /// The number of the tree that an image is of.
     ///
     /// # Errors
@@ -318,6 +338,7 @@ impl<'a> Reader<'a> {
     }
 
     fn page(&mut self) -> Result<PageRecord<'a>, BadRecord> {
+        let whole = self.0;
         let page = self.range()?;
         let [form] = self.array()?;
         let len = self.u32()?;
@@ -336,7 +357,7 @@ impl<'a> Reader<'a> {
             }
             _ => return Err(BadRecord("the form of a page is unknown")),
         };
-        Ok(PageRecord { page, redo })
+        Ok(PageRecord { bytes: &whole[..whole.len() - self.0.len()], page, redo })
     }
 
     /// A key of `key_len` bytes and a payload, after the payload's kind and length.

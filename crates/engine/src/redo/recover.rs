@@ -14,14 +14,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use vellum_log::{Lsn, Record};
+use vellum_log::{Lsn, RecordRef};
 use vellum_pool::device::Device;
 use vellum_pool::{PageRef, PoolError, Space};
 
 use super::progress::{Progress, RecoveryListener, RecoveryReport};
 use super::record::{BadRecord, GroupRecord, Redo};
 use super::records::Records;
-use super::redoer::{ChangedPage, ChangedPages, RedoLimits, Redoers, bad, write_pages};
+use super::redoer::{ChangedPages, RedoLimits, Redoers, bad, write_pages};
 use crate::error::{Error, Result};
 use crate::planted::{StoreBug, is_planted};
 use crate::store::file::StoreFile;
@@ -71,8 +71,8 @@ impl<'a> Recovery<'a> {
         Ok(Recovery {
             header,
             records: 0,
-            pages: ChangedPages::new(),
-            redoers: Redoers::start(header.log.begin, limits)?,
+            pages: ChangedPages::new(header.page_frames),
+            redoers: Redoers::start(header.log.begin, header.page_frames, limits)?,
             space,
             old_map,
             next_tree: header.next_tree,
@@ -91,16 +91,16 @@ impl<'a> Recovery<'a> {
     ///
     /// # Errors
     /// If no version of this program wrote the record.
-    pub(crate) fn add(&mut self, record: Record) -> Result<()> {
+    pub(crate) fn add(&mut self, record: RecordRef<'_>) -> Result<()> {
         let lsn = record.lsn;
         let out = |_| bad(lsn)(BadRecord("it has pages that no file can have"));
-        let group = GroupRecord::read(&record.bytes).map_err(bad(lsn))?;
-        for range in group.taken {
-            self.forget(range);
+        let group = GroupRecord::read(record.bytes).map_err(bad(lsn))?;
+        for range in &group.taken {
+            self.pages.remove(range.id.0, range.frames.into());
             self.space.set_allocated(range.id.0, range.frames.into()).map_err(out)?;
         }
         for change in &group.pages {
-            let PageRef { id, frames } = change.page;
+            let id = change.page.id.0;
             self.check_node(change.page).map_err(bad(lsn))?;
             if let Redo::Image { .. } = change.redo {
                 let tree = change.image_tree().map_err(bad(lsn))?;
@@ -108,18 +108,18 @@ impl<'a> Recovery<'a> {
                     return Err(bad(lsn)(BadRecord("its tree's number is too large")));
                 }
                 self.next_tree = self.next_tree.max(tree + 1);
-                self.pages.insert(id.0, ChangedPage { frames, image: lsn });
-            } else if self.pages.get(&id.0).is_none_or(|known| known.frames != frames) {
+                self.pages.insert(id, lsn);
+            } else if self.pages.image(id).is_none() {
                 return Err(bad(lsn)(BadRecord("it changes a page that has no image")));
             }
         }
-        for range in group.freed {
-            self.forget(range);
+        for range in &group.freed {
+            self.pages.remove(range.id.0, range.frames.into());
             self.space.set_free(range.id.0, range.frames.into()).map_err(out)?;
         }
         self.records += 1;
         self.progress.is_at(lsn);
-        self.redoers.redo(record);
+        self.redoers.redo(lsn, &group.pages);
         Ok(())
     }
 
@@ -141,28 +141,14 @@ impl<'a> Recovery<'a> {
     /// # Errors
     /// If no file can have such pages.
     pub(crate) fn give_back(&mut self, start: u64, count: u64) -> Result<()> {
-        let stale: Vec<_> = self.pages.range(start..start + count).map(|(id, _)| *id).collect();
-        for id in stale {
-            self.pages.remove(&id);
-        }
+        self.pages.remove(start, count);
         let freed = self.space.set_free(start, count);
         freed.map_err(|error| Error::damaged(PageRef::new(start, 1), error.to_string()))
     }
 
     /// Whether the records have an image of a page that is just this range (start, count).
     pub(crate) fn has_image(&self, (start, count): (u64, u64)) -> bool {
-        self.pages.get(&start).is_some_and(|page| u64::from(page.frames) == count)
-    }
-
-    /// Drops what is known of pages in a range.
-    fn forget(&mut self, range: PageRef) {
-        let (first, end) = (range.id.0, range.id.0 + u64::from(range.frames));
-        let before = self.pages.range(..first).next_back();
-        let overlaps = before.filter(|(id, page)| *id + u64::from(page.frames) > first);
-        let stale = overlaps.into_iter().chain(self.pages.range(first..end)).map(|(id, _)| *id);
-        for id in stale.collect::<Vec<_>>() {
-            self.pages.remove(&id);
-        }
+        self.pages.has(start, count)
     }
 
     /// The log ends here.
@@ -242,7 +228,8 @@ impl<'a> Recovery<'a> {
 
     /// Writes the pages that have changed, as they are at the end of the log. Returns their number.
     fn write_changed(&mut self, device: &Arc<dyn Device>, log: &dyn Records) -> Result<usize> {
-        let pages = Arc::new(std::mem::take(&mut self.pages));
+        let none = ChangedPages::new(self.header.page_frames);
+        let pages = Arc::new(std::mem::replace(&mut self.pages, none));
         let mut left = self.redoers.write(&pages, device)?;
         while left > 0 {
             // As many as were redone until now have their turn.
@@ -250,7 +237,8 @@ impl<'a> Recovery<'a> {
             self.progress.ends_at(self.end, more as u64);
             log.each(self.from(), &mut |record| {
                 self.progress.is_at(record.lsn);
-                self.redoers.redo(record);
+                let group = GroupRecord::read(record.bytes).map_err(bad(record.lsn))?;
+                self.redoers.redo(record.lsn, &group.pages);
                 Ok(())
             })?;
             left = self.redoers.write(&pages, device)?;

@@ -1,57 +1,83 @@
 //! Redo by several threads, each of which has its own pages.
 //!
-//! The thread that reads the log hands batches of records to all redoers. A redoer takes the
-//! changes of its own pages, in the order of the log. So no two threads share a page, and the
-//! result does not depend on which of them is faster.
+//! The thread that reads the log hands each redoer the changes of that one's own pages, in batches,
+//! in the order of the log. So no two threads share a page, and the result does not depend on which
+//! of them is faster.
 //!
 //! A redoer begins a page at an image. It has memory for some pages only: while the log is read for
 //! the first time, it takes pages as they come. Pages for which there was no memory have their turn
 //! when the log is read again; then it is known which image of a page is the newest.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::num::NonZero;
+use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 
-use vellum_log::{Lsn, Record};
+use vellum_log::Lsn;
 use vellum_pool::device::{Device, Write};
-use vellum_pool::{PAGE_SIZE, PageCopy, PoolError};
+use vellum_pool::{PAGE_SIZE, PageCopy, PageRef, PoolError};
 
 use super::page::redo;
-use super::record::{BadRecord, GroupRecord, PageRecord, Redo};
+use super::record::{BadRecord, PageRecord, Redo};
 use crate::error::{Error, Result};
+use crate::node::Node;
 use crate::page;
 use crate::planted::{StoreBug, is_planted};
+use crate::sync::prefetch_value;
 
 /// More threads than these would wait for the one that reads the log.
 const REDOERS_MAX: usize = 8;
-/// The records of a batch have about so many bytes.
-const BATCH_BYTES: usize = 1 << 20;
+/// The changes of a batch have about so many bytes.
+const BATCH_BYTES: usize = 512 << 10;
 /// So many batches wait for a redoer.
 const BATCHES_AHEAD: usize = 4;
 /// So many bytes of pages are written at once.
 const WRITE_BYTES: usize = 4 << 20;
-
-/// A page that has changed since the cut.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ChangedPage {
-    pub frames: u32,
-    /// The record with its newest image.
-    pub image: Lsn,
-}
-
-/// The pages that have changed since the cut, by their first frame.
-pub(super) type ChangedPages = BTreeMap<u64, ChangedPage>;
+/// A redoer has so many frames in a row, so that pages next to each other are written by one write.
+const FRAMES_TOGETHER: u64 = 16;
+/// Memory for pages is taken in pieces of so many bytes.
+const SLAB_BYTES: usize = 2 << 20;
+/// The pages lie anywhere in memory. While a redoer makes a change, the CPU fetches what it needs
+/// for the change that comes so many later.
+const PREFETCH_AHEAD: usize = 8;
 
 /// What a redoer is told.
 enum Job {
-    Redo(Arc<Vec<Record>>),
+    Redo(Batch),
     /// The log was read to its end, and these pages have changed. The redoer writes those that it
     /// has redone, and reports how many of its pages are left.
     Write(Arc<ChangedPages>, Arc<dyn Device>),
+}
+
+/// Changes of a redoer's pages.
+#[derive(Default)]
+struct Batch {
+    changes: Vec<Change>,
+    /// The parts of records that say what changes, one after the other.
+    bytes: Vec<u8>,
+}
+
+#[derive(Clone, Copy)]
+struct Change {
+    page: u64,
+    lsn: Lsn,
+    /// The place in `bytes`.
+    at: usize,
+}
+
+impl Batch {
+    fn push(&mut self, lsn: Lsn, change: &PageRecord<'_>) {
+        self.changes.push(Change { page: change.page.id.0, lsn, at: self.bytes.len() });
+        self.bytes.extend_from_slice(change.bytes);
+    }
+
+    fn read(&self, change: &Change) -> Result<PageRecord<'_>> {
+        PageRecord::read(&self.bytes[change.at..]).map_err(bad(change.lsn))
+    }
 }
 
 /// What redo may use.
@@ -63,16 +89,18 @@ pub(crate) struct RedoLimits {
     pub bytes: usize,
 }
 
-/// All redoers, and the batch that is collected for them.
+/// All redoers, and the batches that are collected for them.
 pub(super) struct Redoers {
     threads: Vec<Thread>,
-    batch: Vec<Record>,
-    batch_bytes: usize,
 }
 
 /// The thread of a redoer.
 struct Thread {
+    /// The next batch for it.
+    batch: Batch,
     jobs: SyncSender<Job>,
+    /// Batches that were redone, for their memory.
+    used: Receiver<Batch>,
     /// How many of the redoer's pages are left after it has written.
     left: Receiver<Result<usize>>,
     handle: JoinHandle<()>,
@@ -83,52 +111,41 @@ impl Redoers {
     ///
     /// # Errors
     /// If the system starts no more threads.
-    pub(super) fn start(begin: u64, limits: RedoLimits) -> Result<Redoers> {
+    pub(super) fn start(begin: u64, page_frames: u32, limits: RedoLimits) -> Result<Redoers> {
         let count = thread::available_parallelism().map_or(1, NonZero::get).min(REDOERS_MAX);
         let count = count.min(limits.threads);
-        let mut redoers = Redoers { threads: Vec::new(), batch: Vec::new(), batch_bytes: 0 };
-        for number in 0..count as u64 {
+        let mut redoers = Redoers { threads: Vec::new() };
+        for number in 0..count {
             let (jobs, received) = sync_channel(BATCHES_AHEAD);
             let (sender, left) = sync_channel(1);
+            let (used_by_redoer, used) = channel();
             let redoer = Redoer {
                 number,
-                count: count as u64,
+                count,
                 begin,
-                room: limits.bytes / count,
                 pages: HashMap::default(),
+                memory: Slabs::new(page_frames, limits.bytes / count),
                 written: HashSet::default(),
                 newest: None,
+                used: used_by_redoer,
             };
             let started = thread::Builder::new().name("vellum-redo".into());
             let handle = started.spawn(move || redoer.run(&received, &sender));
             let handle = handle.map_err(PoolError::Thread)?;
-            redoers.threads.push(Thread { jobs, left, handle });
+            redoers.threads.push(Thread { batch: Batch::default(), jobs, used, left, handle });
         }
         Ok(redoers)
     }
 
     /// Has the changes of a record redone. The records come in the order of the log.
-    pub(super) fn redo(&mut self, record: Record) {
-        self.batch_bytes += record.bytes.len();
-        self.batch.push(record);
-        if self.batch_bytes >= BATCH_BYTES {
-            self.send_batch();
-        }
-    }
-
-    fn send_batch(&mut self) {
-        self.batch_bytes = 0;
-        if is_planted(StoreBug::WrongOrder) {
-            self.batch.reverse();
-        }
-        let batch = Arc::new(std::mem::take(&mut self.batch));
-        self.tell_all(|| Job::Redo(batch.clone()));
-    }
-
-    fn tell_all(&self, job: impl Fn() -> Job) {
-        for thread in &self.threads {
-            // A thread that has panicked takes nothing. `write` passes the panic on.
-            let _ = thread.jobs.send(job());
+    pub(super) fn redo(&mut self, lsn: Lsn, changes: &[PageRecord<'_>]) {
+        let count = self.threads.len();
+        for change in changes {
+            let thread = &mut self.threads[redoer_of(change.page.id.0, count)];
+            thread.batch.push(lsn, change);
+            if thread.batch.bytes.len() >= BATCH_BYTES {
+                thread.send_batch();
+            }
         }
     }
 
@@ -142,8 +159,10 @@ impl Redoers {
         pages: &Arc<ChangedPages>,
         device: &Arc<dyn Device>,
     ) -> Result<usize> {
-        self.send_batch();
-        self.tell_all(|| Job::Write(pages.clone(), device.clone()));
+        for thread in &mut self.threads {
+            thread.send_batch();
+            thread.send(Job::Write(pages.clone(), device.clone()));
+        }
         let mut all = Ok(0);
         for at in 0..self.threads.len() {
             let Ok(left) = self.threads[at].left.recv() else {
@@ -155,6 +174,22 @@ impl Redoers {
             all = all.and_then(|sum| Ok(sum + left?));
         }
         all
+    }
+}
+
+impl Thread {
+    fn send_batch(&mut self) {
+        let next = self.used.try_recv().unwrap_or_default();
+        let mut batch = std::mem::replace(&mut self.batch, next);
+        if is_planted(StoreBug::WrongOrder) {
+            batch.changes.reverse();
+        }
+        self.send(Job::Redo(batch));
+    }
+
+    fn send(&self, job: Job) {
+        // A thread that has panicked takes nothing. `write` passes the panic on.
+        let _ = self.jobs.send(job);
     }
 }
 
@@ -190,18 +225,127 @@ impl Hasher for PageHasher {
 
 type ByPage<T> = HashMap<u64, T, BuildHasherDefault<PageHasher>>;
 
+/// The nodes that have changed since the cut. All nodes have the same length.
+#[derive(Debug)]
+pub(super) struct ChangedPages {
+    frames: u64,
+    /// The record with the newest image of each page, by the page's first frame.
+    images: ByPage<Lsn>,
+}
+
+impl ChangedPages {
+    /// No pages, which have so many frames.
+    pub(super) fn new(frames: u32) -> ChangedPages {
+        ChangedPages { frames: frames.into(), images: ByPage::default() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.images.len()
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = u64> {
+        self.images.keys().copied()
+    }
+
+    /// The record with the newest image of a page.
+    pub(super) fn image(&self, id: u64) -> Option<Lsn> {
+        self.images.get(&id).copied()
+    }
+
+    /// Whether there is a page that is just this range of frames.
+    pub(super) fn has(&self, start: u64, count: u64) -> bool {
+        count == self.frames && self.images.contains_key(&start)
+    }
+
+    pub(super) fn insert(&mut self, id: u64, image: Lsn) {
+        self.images.insert(id, image);
+    }
+
+    /// Removes the pages that share frames with a range.
+    pub(super) fn remove(&mut self, start: u64, count: u64) {
+        let (first, end) = ((start + 1).saturating_sub(self.frames), start + count);
+        if end - first > self.images.len() as u64 {
+            self.images.retain(|id, _| !(first..end).contains(id));
+        } else {
+            for id in first..end {
+                self.images.remove(&id);
+            }
+        }
+    }
+}
+
+/// The number of the redoer that has this page, of `count` redoers.
+fn redoer_of(page: u64, count: usize) -> usize {
+    let mut hasher = PageHasher::default();
+    hasher.write_u64(page / FRAMES_TOGETHER);
+    // Other bits than those that a map uses first.
+    ((hasher.finish() >> 8) % count as u64) as usize
+}
+
+/// Memory for pages of one length.
+struct Slabs {
+    page_frames: u32,
+    /// The most pages, at least one.
+    most: usize,
+    pages_per_slab: usize,
+    slabs: Vec<PageCopy>,
+    /// Pages that were taken.
+    used: usize,
+}
+
+impl Slabs {
+    /// Memory of so many bytes at most, or for one page.
+    fn new(page_frames: u32, bytes: usize) -> Slabs {
+        let page_bytes = page_frames as usize * PAGE_SIZE;
+        let most = (bytes / page_bytes).max(1);
+        let pages_per_slab = (SLAB_BYTES / page_bytes).clamp(1, most);
+        Slabs { page_frames, most, pages_per_slab, slabs: Vec::new(), used: 0 }
+    }
+
+    /// The slot of another page; none if that is too much memory.
+    fn take(&mut self) -> Option<usize> {
+        if self.used == self.most {
+            return None;
+        }
+        if self.used == self.slabs.len() * self.pages_per_slab {
+            let frames = self.pages_per_slab as u32 * self.page_frames;
+            // It stands for no page of the file.
+            self.slabs.push(PageCopy::zeroed(PageRef::new(0, frames)));
+        }
+        self.used += 1;
+        Some(self.used - 1)
+    }
+
+    fn place(&self, slot: usize) -> (usize, Range<usize>) {
+        let page_bytes = self.page_frames as usize * PAGE_SIZE;
+        let start = slot % self.pages_per_slab * page_bytes;
+        (slot / self.pages_per_slab, start..start + page_bytes)
+    }
+
+    fn bytes(&self, slot: usize) -> &[u8] {
+        let (slab, range) = self.place(slot);
+        &self.slabs[slab].bytes()[range]
+    }
+
+    fn bytes_mut(&mut self, slot: usize) -> &mut [u8] {
+        let (slab, range) = self.place(slot);
+        &mut self.slabs[slab].bytes_mut()[range]
+    }
+}
+
 /// What one thread knows.
 struct Redoer {
-    number: u64,
-    count: u64,
+    number: usize,
+    count: usize,
     begin: u64,
-    /// Bytes for more pages.
-    room: usize,
-    pages: ByPage<PageCopy>,
+    /// Where in `memory` each page is that is being redone.
+    pages: ByPage<usize>,
+    memory: Slabs,
     /// The pages that were written as they are at the end of the log.
     written: HashSet<u64, BuildHasherDefault<PageHasher>>,
     /// The pages that have changed, once the log was read.
     newest: Option<Arc<ChangedPages>>,
+    used: Sender<Batch>,
 }
 
 impl Redoer {
@@ -209,8 +353,12 @@ impl Redoer {
         let mut failed = None;
         for job in jobs {
             match job {
-                Job::Redo(records) if failed.is_none() => {
-                    failed = self.redo_all(&records).err();
+                Job::Redo(mut batch) if failed.is_none() => {
+                    failed = self.redo_all(&batch).err();
+                    batch.changes.clear();
+                    batch.bytes.clear();
+                    // The other end may be gone.
+                    let _ = self.used.send(batch);
                 }
                 Job::Redo(_) => {}
                 Job::Write(pages, device) => {
@@ -226,48 +374,57 @@ impl Redoer {
     }
 
     fn is_mine(&self, page: u64) -> bool {
-        let mut hasher = PageHasher::default();
-        hasher.write_u64(page);
-        // Other bits than those that a map uses first.
-        (hasher.finish() >> 8) % self.count == self.number
+        redoer_of(page, self.count) == self.number
     }
 
-    fn redo_all(&mut self, records: &[Record]) -> Result<()> {
-        for record in records {
-            let group = GroupRecord::read(&record.bytes).map_err(bad(record.lsn))?;
-            for change in &group.pages {
-                if self.is_mine(change.page.id.0) {
-                    self.redo(record.lsn, change)?;
-                }
-            }
+    fn redo_all(&mut self, batch: &Batch) -> Result<()> {
+        for (at, change) in batch.changes.iter().enumerate() {
+            self.prefetch(batch, at + 2 * PREFETCH_AHEAD, |node, slot| {
+                [Some(0), Some(node.slot_place(slot))]
+            });
+            // The slot is in the cache by now.
+            self.prefetch(batch, at + PREFETCH_AHEAD, |node, slot| {
+                let cell = node.payload_place(slot).ok();
+                [cell.map(|cell| cell.offset), cell.map(|cell| cell.offset + cell.len)]
+            });
+            self.redo(change.lsn, &batch.read(change)?)?;
         }
         Ok(())
     }
 
+    /// Has the CPU fetch bytes of a page, of which one slot will change.
+    fn prefetch(
+        &self,
+        batch: &Batch,
+        at: usize,
+        places: impl Fn(Node<&[u8]>, usize) -> [Option<usize>; 2],
+    ) {
+        let Some(change) = batch.changes.get(at) else { return };
+        let Some(slot) = self.pages.get(&change.page) else { return };
+        let bytes = self.memory.bytes(*slot);
+        let slot = batch.read(change).ok().and_then(|change| change.first_slot());
+        for place in slot.into_iter().flat_map(|slot| places(Node::new(bytes), slot)).flatten() {
+            bytes.get(place).into_iter().for_each(prefetch_value);
+        }
+    }
+
     fn redo(&mut self, lsn: Lsn, change: &PageRecord<'_>) -> Result<()> {
-        let (id, page) = (change.page.id.0, change.page);
+        let id = change.page.id.0;
         if let Redo::Image { .. } = change.redo
-            && self.pages.get(&id).is_none_or(|copy| copy.page() != page)
+            && !self.pages.contains_key(&id)
         {
-            if let Some(other) = self.pages.remove(&id) {
-                self.room += other.page().bytes();
-            }
             let is_wanted = match &self.newest {
                 None => true,
-                Some(newest) => {
-                    newest.get(&id).is_some_and(|page| page.image == lsn)
-                        && !self.written.contains(&id)
-                }
+                Some(newest) => newest.image(id) == Some(lsn) && !self.written.contains(&id),
             };
-            if !is_wanted || self.room < page.bytes() && !self.pages.is_empty() {
+            let Some(slot) = is_wanted.then(|| self.memory.take()).flatten() else {
                 return Ok(());
-            }
-            self.room = self.room.saturating_sub(page.bytes());
-            self.pages.insert(id, PageCopy::zeroed(page));
+            };
+            self.pages.insert(id, slot);
         }
-        // A page for which there is no memory has no copy.
-        if let Some(copy) = self.pages.get_mut(&id) {
-            redo(change, lsn.0.wrapping_add(self.begin), copy.bytes_mut())?;
+        // A page for which there is no memory is not redone now.
+        if let Some(slot) = self.pages.get(&id) {
+            redo(change, lsn.0.wrapping_add(self.begin), self.memory.bytes_mut(*slot))?;
         }
         Ok(())
     }
@@ -275,21 +432,18 @@ impl Redoer {
     /// Writes the pages that were redone, and forgets them. Returns the number of pages that are
     /// left.
     fn write(&mut self, newest: Arc<ChangedPages>, device: &Arc<dyn Device>) -> Result<usize> {
-        let mut copies: Vec<_> = self.pages.drain().map(|(_, copy)| copy).collect();
-        self.room += copies.iter().map(|copy| copy.page().bytes()).sum::<usize>();
         // The others were freed later.
-        copies.retain(|copy| {
-            let page = newest.get(&copy.page().id.0);
-            page.is_some_and(|page| page.frames == copy.page().frames)
-        });
-        copies.sort_unstable_by_key(|copy| copy.page().id.0);
-        for copy in &mut copies {
-            let (head, body) = copy.parts_mut();
-            page::seal(head, body);
+        let redone = self.pages.drain().filter(|(id, _)| newest.image(*id).is_some());
+        let mut redone: Vec<_> = redone.collect();
+        redone.sort_unstable();
+        for (_, slot) in &redone {
+            page::seal(self.memory.bytes_mut(*slot), &[]);
         }
-        write_pages(device, &copies)?;
-        self.written.extend(copies.iter().map(|copy| copy.page().id.0));
-        let mine = newest.keys().filter(|id| self.is_mine(**id));
+        let pages = redone.iter().map(|(id, slot)| (*id, self.memory.bytes(*slot)));
+        write_all(device, &pages.collect::<Vec<_>>())?;
+        self.memory.used = 0;
+        self.written.extend(redone.into_iter().map(|(id, _)| id));
+        let mine = newest.ids().filter(|id| self.is_mine(*id));
         let left = mine.filter(|id| !self.written.contains(id)).count();
         self.newest = Some(newest);
         Ok(left)
@@ -303,20 +457,21 @@ pub(super) fn bad(lsn: Lsn) -> impl Fn(BadRecord) -> Error {
 
 /// Writes pages to their places.
 pub(super) fn write_pages(device: &Arc<dyn Device>, pages: &[PageCopy]) -> Result<()> {
-    let frames = pages.first().map_or(1, |copy| copy.page().frames as usize);
-    let batches = pages.chunks((WRITE_BYTES / (frames * PAGE_SIZE)).max(1));
-    batches.into_iter().try_for_each(|batch| write_batch(device, batch))
+    let pages = pages.iter().map(|copy| (copy.page().id.0, copy.bytes()));
+    write_all(device, &pages.collect::<Vec<_>>())
 }
 
-fn write_batch(device: &Arc<dyn Device>, pages: &[PageCopy]) -> Result<()> {
-    let halves = pages.iter().map(|copy| copy.bytes().split_at(PAGE_SIZE));
-    let mut writes: Vec<_> = halves
-        .zip(pages)
-        .map(|((head, body), copy)| Write::new(copy.page().id.0, [head, body]))
-        .collect();
-    device.write(&mut writes);
-    for (write, copy) in writes.into_iter().zip(pages) {
-        write.result.map_err(|source| PoolError::Write { page: copy.page(), source })?;
+/// Writes pages of one length, each with its first frame.
+fn write_all(device: &Arc<dyn Device>, pages: &[(u64, &[u8])]) -> Result<()> {
+    let bytes = pages.first().map_or(PAGE_SIZE, |(_, bytes)| bytes.len());
+    for batch in pages.chunks((WRITE_BYTES / bytes).max(1)) {
+        let writes = batch.iter().map(|&(id, bytes)| Write::new(id, [bytes, &[]]));
+        let mut writes: Vec<_> = writes.collect();
+        device.write(&mut writes);
+        for write in writes {
+            let page = PageRef::new(write.page, (bytes / PAGE_SIZE) as u32);
+            write.result.map_err(|source| PoolError::Write { page, source })?;
+        }
     }
     Ok(())
 }

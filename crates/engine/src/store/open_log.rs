@@ -6,7 +6,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use vellum_log::{BLOCK_BYTES, Log, LogDevice, LogError, Lsn, Record};
+use vellum_log::{BLOCK_BYTES, Log, LogDevice, LogError, Lsn, Record, RecordRef};
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageRef, Space};
 
@@ -149,7 +149,7 @@ fn open_log(
     device: &Arc<ValuesFirst>,
     from: Option<Lsn>,
     options: &Options,
-    visit: impl FnMut(Record) -> Result<()>,
+    visit: impl FnMut(RecordRef<'_>) -> Result<()>,
 ) -> Result<(Log, Lsn)> {
     let (device, log_options) = (device.clone(), log_options(options.log_bytes));
     #[cfg(feature = "testing")]
@@ -189,13 +189,14 @@ pub(crate) fn recover(
     let mut recovery = Recovery::new(header, map, space, most, limits, &options.on_recovery)?;
     let values = Arc::new(ValuesFirst::new(device, file.clone()));
     let from = Some(recovery.from());
-    let mut before = None;
+    let mut before: Option<Record> = None;
     let (log, end) = open_log(&values, from, options, |record| {
         if !is_planted(StoreBug::LostRecord) {
             return recovery.add(record);
         }
         // One record late, so that the last one is never added.
-        before.replace(record).map_or(Ok(()), |record| recovery.add(record))
+        let late = before.replace(record.to_record());
+        late.map_or(Ok(()), |Record { lsn, bytes }| recovery.add(RecordRef { lsn, bytes: &bytes }))
     })?;
     recovery.end_at(end);
     let Recovered { header, report, .. } = recovery.write(file, &log)?;
