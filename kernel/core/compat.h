@@ -193,6 +193,12 @@ static inline void pt_let_faults_in(struct mm_struct *mm)
 }
 
 /*
+ * Whether a fault reads an entry of level 2 again after it has found a table there. Between the two
+ * the entry may then change to another table, but not to none.
+ */
+#define PT_FAULT_READS_TWICE	(LINUX_VERSION_CODE < KERNEL_VERSION(6, 5, 0))
+
+/*
  * Whether the flush of a process' TLBs tells the devices that share its page tables (SVA), and
  * nothing else does. On older kernels the notifiers of secondary MMUs tell them.
  */

@@ -153,6 +153,16 @@ void pt_huge_open(struct pt_mount *mount, u64 page)
 	pt_huge_set_all(pt_huge_deposit(mount->tree, page), 0);
 }
 
+/* Flushes the process of this thread, and the one that has the tree mounted by now. */
+static void pt_huge_flush(struct pt_mount *mount, u64 page)
+{
+	pt_flush_huge(current->mm, pt_huge_address(mount, page));
+	spin_lock(&mount->lock);
+	if (unlikely(mount->attached && mount->mm != current->mm))
+		pt_flush_huge(mount->mm, pt_huge_address(mount, page));
+	spin_unlock(&mount->lock);
+}
+
 bool pt_huge_split(struct pt_mount *mount, u64 page, pteval_t flags)
 {
 	u64 first = round_down(page, PT_ENTRIES);
@@ -162,7 +172,7 @@ bool pt_huge_split(struct pt_mount *mount, u64 page, pteval_t flags)
 
 	if (!old)
 		return false;
-	pt_flush_huge(current->mm, pt_huge_address(mount, first));
+	pt_huge_flush(mount, first);
 	for (i = 0; i < PT_ENTRIES; i++)
 		WRITE_ONCE(table[i], (pt_leaf_pfn(old) + i) << PAGE_SHIFT | flags);
 	atomic_long_inc(&mount->tree->splits);

@@ -334,15 +334,20 @@ static const struct mmu_interval_notifier_ops pt_mount_notifier_ops = {
 	.invalidate = pt_mount_invalidate,
 };
 
+/* Until the last listener was told, no other process may mount the tree. */
 static void pt_mount_forget(struct pt_mount *mount)
 {
 	kvfree(mount->pieces);
 	mount->pieces = NULL;
 	mount->count = 0;
 	spin_lock(&mount->lock);
-	mount->mm = NULL;
+	mount->ending = true;
 	spin_unlock(&mount->lock);
 	pt_listeners_wait(mount);
+	spin_lock(&mount->lock);
+	mount->ending = false;
+	mount->mm = NULL;
+	spin_unlock(&mount->lock);
 }
 
 /*
@@ -392,6 +397,22 @@ static bool pt_mount_slots_are_empty(const struct pt_mount *mount, struct mm_str
 }
 
 /*
+ * The mount may be detached while a fault is under way, if only the fault holds the mmap lock.
+ * Where the fault reads a slot for a table of level 1 twice, the slot must not become none in
+ * between. So it has an empty table of the process' own while the mount is detached.
+ */
+static int pt_mount_fill_slots(const struct pt_mount *mount, struct mm_struct *mm)
+{
+	unsigned int i;
+
+	for (i = 0; PT_FAULT_READS_TWICE && i < mount->count; i++)
+		if (mount->pieces[i].level == PG_LEVEL_4K &&
+		    !pt_slot_own_table(mm, mount->pieces[i].addr))
+			return -ENOMEM;
+	return 0;
+}
+
+/*
  * Mounts the tree over the whole VMA, in ->mmap. The VMA is as long as the tree.
  *
  * Errors: EBUSY the tree is mounted, or something is in the way; EINVAL the address is not aligned,
@@ -420,6 +441,8 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 	error = pt_pieces_find(mount);
 	if (!error && !pt_mount_slots_are_empty(mount, vma->vm_mm))
 		error = -EBUSY;
+	if (!error)
+		error = pt_mount_fill_slots(mount, vma->vm_mm);
 	if (error)
 		goto failed;
 	error = pt_mount_insert_notifier(mount, vma->vm_mm);

@@ -73,6 +73,7 @@ struct pt_mount {
 	bool			failed;		/* the last mount for a child failed */
 	pteval_t		*tail_mirror;	/* while attached */
 	unsigned int		listeners;	/* see pt_secondary.h */
+	bool			ending;		/* no listener comes any more */
 	u64			attaches, detaches;
 };
 

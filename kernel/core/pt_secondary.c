@@ -60,7 +60,7 @@ bool pt_secondary_is_ours(const struct mmu_notifier_range *range)
 bool pt_listener_find(struct pt_mount *mount, struct pt_listener *listener)
 {
 	lockdep_assert_held(&mount->lock);
-	if (!mount->mm)
+	if (!mount->mm || mount->ending)
 		return false;
 	mount->listeners++;
 	*listener = (struct pt_listener){ mount, mount->mm, mount->start };
@@ -72,8 +72,7 @@ static void pt_listener_put(struct pt_mount *mount)
 	bool is_last;
 
 	spin_lock(&mount->lock);
-	/* A thread that waits for the last listener has unmapped the tree before. */
-	is_last = !--mount->listeners && !mount->mm;
+	is_last = !--mount->listeners && mount->ending;
 	spin_unlock(&mount->lock);
 	/* The mount may be gone by now. Its address is enough. */
 	if (unlikely(is_last))

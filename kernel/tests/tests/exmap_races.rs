@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use vellum_kernel_tests::child::{Child, End};
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::threads::{Deadline, Stop};
-use vellum_kernel_tests::{Mapping, PAGE, Plan, Surface, access, knows, turn};
+use vellum_kernel_tests::{Exmap, Mapping, PAGE, Plan, Surface, access, knows, turn};
 use vellum_uapi::exmap::{self, Entry};
 
 /// Pages for which threads compete; few, so that they often meet.
@@ -175,6 +175,59 @@ fn a_surface_may_be_unmapped_while_it_is_used() {
     let there = surface.assert_counted();
     assert_eq!(surface.free(0, &[(0, 3000)]), [(0, there.len() as u16)]);
     assert_eq!(surface.alloc(0, &[(0, 700)]), [(-libc::ENOMEM, 600)]);
+}
+
+/// Maps the surface and unmaps it again, as often as another process leaves it free.
+fn map_and_unmap(exmap: &Exmap, deadline: Deadline) {
+    while !deadline.is_over() {
+        match exmap.map(PAGES) {
+            Ok(mapping) => mapping.unmap().unwrap(),
+            Err(error) => assert!([Errno::BUSY, Errno::NODEV].contains(&error), "{error}"),
+        }
+    }
+}
+
+/// A process unmaps the surface while its commands tell listeners, and another process maps it at
+/// once.
+#[test]
+fn processes_may_take_turns_with_a_surface_in_use() {
+    let Some(_turn) = turn() else { return };
+    let Surface { vectors, mapping, exmap } = Plan::new(PAGES, 600).make();
+    mapping.unmap().unwrap();
+    drop(vectors);
+    let deadline = Deadline::after_ms(4000);
+    let user = || {
+        // A process with two mounts may have other listeners, so commands tell them.
+        let _other = Plan::new(PAGES, 10).make();
+        let vector = exmap.vector(0).unwrap();
+        std::thread::scope(|threads| {
+            threads.spawn(|| map_and_unmap(&exmap, deadline));
+            for command in [exmap::ALLOC, exmap::FREE].into_iter().cycle() {
+                if deadline.is_over() {
+                    break;
+                }
+                (0..64).for_each(|at| vector.set(at, Entry::new(8 * at as u64, 1)));
+                if let Err(error) = vector.run(&exmap, command, 64) {
+                    // No process has the surface, or the other one does.
+                    assert!([Errno::NODEV, Errno::PERM].contains(&error), "{error}");
+                }
+            }
+        });
+        0
+    };
+    let rival = || {
+        map_and_unmap(&exmap, deadline);
+        0
+    };
+    // Its mappings keep listeners waiting for the lock of the file.
+    let stranger = || {
+        let Surface { mapping, exmap, .. } = Plan::new(PAGES, 10).make();
+        mapping.unmap().unwrap();
+        map_and_unmap(&exmap, deadline);
+        0
+    };
+    let children = [Child::start(user), Child::start(rival), Child::start(stranger)];
+    children.into_iter().for_each(|child| assert_eq!(child.wait(), End::Status(0)));
 }
 
 /// Other changes of the process' memory meanwhile: mappings next to the surface, and children.
