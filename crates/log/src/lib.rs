@@ -61,5 +61,6 @@ pub use flights::Durable;
 pub use log::{Log, LogOptions};
 #[cfg(feature = "testing")]
 pub use planted::{LogBug, plant};
+pub use process::Home;
 pub use scan::{End, EndReason, Record, RecordRef, Scan};
 pub use view::{LogView, Records, Shown};

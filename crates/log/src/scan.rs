@@ -451,6 +451,8 @@ impl<'a> Scan<'a> {
     /// There is no sound block here: that is the end, or damage.
     fn conclude(&mut self, why: Unsound) -> Result<(), LogError> {
         let number = self.number;
+        // What follows is not read to redo it. A new log is empty, and its opening takes no memory.
+        self.ahead_device = None;
         self.check_trimmed(number)?;
         if let Unsound::Version(_) = why {
             return Err(LogError::damaged(number, why, "its checksum is right".into()));

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use vellum_log::{BLOCK_BYTES, LogError};
+use vellum_log::{BLOCK_BYTES, Home, LogError};
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageId, PageRef, Pool};
 
@@ -67,7 +67,7 @@ pub(crate) struct PageStore {
     /// Whether the store has changed since the last cut.
     pub changed: AtomicBool,
     /// The process that opened the store.
-    process: u32,
+    home: Home,
     small_pool: Option<Mutex<()>>,
 }
 
@@ -195,7 +195,7 @@ impl PageStore {
             versions: Versions::new((capacity * PAGE_SIZE as u64 / 8).max(VERSIONS_MIN)),
             redo_log: None,
             changed: AtomicBool::new(!header.clean && !salvage),
-            process: std::process::id(),
+            home: Home::new(),
             file,
             pool,
             device,
@@ -440,11 +440,11 @@ impl PageStore {
 
     /// The child of a `fork` has neither the memory of the pool nor its threads.
     pub(crate) fn check_process(&self) -> Result<()> {
-        match self.process == std::process::id() {
+        match self.home.is_here() {
             true => Ok(()),
             false => Err(Error::InUse(format!(
                 "process {} opened the store: after a fork, only that process can use it",
-                self.process
+                self.home.process()
             ))),
         }
     }

@@ -29,6 +29,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/pool/src/eviction/write_back.rs", "sealing a copy of a page's head"),
     ("crates/pool/src/device/", "the kernel and other threads fill and read pages"),
     ("crates/pool/tests/", "tests are the holders of pages"),
+    ("crates/log/src/process.rs", "the kernel zeroes a page in the children of a process"),
     ("crates/log/src/ring.rs", "threads copy into blocks that others wait for"),
     ("crates/log/tests/fork.rs", "tests fork, and a child has its parent's log"),
     ("crates/morsel/src/sys.rs", "the system calls, and the commands of the module's files"),
