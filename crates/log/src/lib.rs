@@ -20,7 +20,7 @@
 //! let device = Arc::new(device.crash());
 //! let mut found = Vec::new();
 //! let (_log, end) = Log::open(device, &LogOptions::default(), None, |record| {
-//!     found.push(record.bytes);
+//!     found.push(record.bytes.to_vec());
 //!     Ok::<_, LogError>(())
 //! })?;
 //! assert_eq!(found, [b"a record"]);
