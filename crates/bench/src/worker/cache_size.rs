@@ -36,12 +36,19 @@ pub fn limit_for_data(bytes: u64, data: u64) -> u64 {
     limit_for(bytes).max(bytes + FIXED + data / GROWS)
 }
 
-/// The largest pool for Vellum within `limit` bytes, with `data` bytes of keys and values. Vellum
-/// never exceeds its pool, so it needs no fifth for memory that an allocator keeps. The pool is the
+/// The largest pool for Vellum within `limit` bytes, with `data` bytes of keys and values. Pages
+/// never exceed the pool, so it needs no fifth for memory that an allocator keeps. The pool is the
 /// limit less a 128th of the data and 16 MiB, because the kernel's memory for the process counts as
 /// well (with 8 MiB the kernel killed a process that wrote much).
 pub fn pool_for(limit: u64, data: u64) -> u64 {
     limit.saturating_sub(2 * FIXED + data / GROWS).max(LEAST)
+}
+
+/// The largest pool for Vellum with transactions where there is room for a pool of `pool` bytes.
+/// The old values that transactions keep for each other may take an eighth of the pool, and at
+/// least 16 MiB.
+pub fn pool_with_old_values(pool: u64) -> u64 {
+    pool.saturating_sub((pool / 9).max(16 << 20)).max(LEAST)
 }
 
 #[cfg(test)]
@@ -65,6 +72,10 @@ mod tests {
         let pool = pool_for(limit, data);
         assert_eq!(pool + 2 * FIXED + 2 * data / 4096 * 16, limit);
         assert_eq!(pool_for(4 << 20, data), LEAST);
+        let smaller = pool_with_old_values(900 << 20);
+        assert_eq!((smaller, smaller + smaller / 8), (800 << 20, 900 << 20));
+        assert_eq!(pool_with_old_values(90 << 20), 74 << 20);
+        assert_eq!(pool_with_old_values(LEAST), LEAST);
     }
 
     #[test]

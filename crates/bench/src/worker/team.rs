@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::cache_size::pool_for;
+use super::cache_size::{pool_for, pool_with_old_values};
 use super::{Setup, Worker, cache_bytes};
-use crate::engine::{Engines, Factory, Setting, VELLUM};
+use crate::engine::{Engines, Factory, Setting, TRANSACTIONS, VELLUM};
 use crate::machine::{MemoryCgroup, page_cache};
 use crate::progress::Progress;
 use crate::workload::{Plan, Workload};
@@ -65,7 +65,10 @@ impl Member {
     /// keys and values.
     pub fn fill_limit(members: &mut [Member], limit: u64, data: u64) {
         for member in members.iter_mut().filter(|member| member.engine.name == VELLUM.name) {
-            member.cache_bytes = Some(pool_for(limit, data));
+            let pool = pool_for(limit, data);
+            let is_transactional = member.options.contains_key(TRANSACTIONS);
+            let pool = if is_transactional { pool_with_old_values(pool) } else { pool };
+            member.cache_bytes = Some(pool);
         }
     }
 }
