@@ -282,6 +282,12 @@ impl RedoLog {
         self.end() - cut > self.bytes_per_cut
     }
 
+    /// Whether the log is half as long as when a checkpoint is due.
+    pub(crate) fn is_half_due(&self) -> bool {
+        let cut = self.cut.load(Ordering::Acquire);
+        self.end() - cut > self.bytes_per_cut / 2
+    }
+
     /// The records that recovery needs begin here.
     pub(crate) fn newest_cut(&self) -> u64 {
         self.cut.load(Ordering::Acquire)

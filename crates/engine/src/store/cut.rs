@@ -80,8 +80,13 @@ impl PageStore {
     /// thread that does. The caller has not begun a change.
     #[cold]
     pub(crate) fn cut_log(&self, log: &RedoLog) -> Result<()> {
+        self.cut_log_if(log, RedoLog::is_cut_due)
+    }
+
+    /// The same for a log that is so long as `is_long` says.
+    pub(crate) fn cut_log_if(&self, log: &RedoLog, is_long: fn(&RedoLog) -> bool) -> Result<()> {
         let mut maps = lock(&log.maps);
-        match log.is_cut_due() {
+        match is_long(log) {
             true => self.write_cut(log, &mut maps),
             false => Ok(()),
         }

@@ -430,10 +430,16 @@ impl PageStore {
     /// Takes the gate exclusively: while the result lives there are no changes, snapshots or cuts.
     pub(crate) fn exclusive(&self) -> Result<ExclusiveUse<'_>> {
         refuse_in_callback(&self.gate)?;
-        // With the gate taken, no checkpoint could make room.
+        // With the gate taken, no checkpoint could make room. A background checkpoint that is due
+        // may not have begun.
         let room = match &self.redo_log {
             None => None,
-            Some(log) => Some(self.room_for_change(log, 0)?),
+            Some(log) => {
+                if log.is_half_due() {
+                    self.cut_log_if(log, RedoLog::is_half_due)?;
+                }
+                Some(self.room_for_change(log, 0)?)
+            }
         };
         Ok(ExclusiveUse { _gate: self.gate.exclusive(), room: RefCell::new(room) })
     }
