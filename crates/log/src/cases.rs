@@ -30,7 +30,7 @@ fn recover(device: &Arc<SimulatedDevice>) -> Recovered {
 
 fn recover_by(device: &Arc<SimulatedDevice>, reads_ahead: bool) -> Recovered {
     let (mut found, options) = (Vec::new(), LogOptions::default());
-    let (log, end) = Log::recover_by(device.clone(), &options, None, reads_ahead, |record| {
+    let (log, end) = Log::recover(device.clone(), &options, None, reads_ahead, |record| {
         found.push(record.to_record());
         Ok::<_, LogError>(())
     })?;
@@ -63,7 +63,7 @@ fn reading_ahead_changes_nothing() {
     assert_eq!(told(true).unwrap().0.len(), 600);
     // The caller refuses a record while the thread is at work.
     let (refuses, options) = (|_: RecordRef<'_>| Err(LogError::Closed), LogOptions::default());
-    let refused = Log::recover_by(device.clone(), &options, None, true, refuses);
+    let refused = Log::recover(device.clone(), &options, None, true, refuses);
     assert!(matches!(refused, Err(LogError::Closed)));
     assert_eq!(Arc::strong_count(&device), 1, "the thread has ended");
 }
@@ -272,7 +272,7 @@ fn a_device_has_one_log() {
     log.append(b"on it goes").unwrap();
     drop(log);
     let refuses = |_: RecordRef<'_>| Err(LogError::Closed);
-    Log::recover(device.clone(), &LogOptions::default(), None, refuses).unwrap_err();
+    Log::recover(device.clone(), &LogOptions::default(), None, false, refuses).unwrap_err();
     recover(&device).unwrap();
 }
 
@@ -307,7 +307,7 @@ fn a_ring_larger_than_lengths_can_say_is_refused() {
     for bytes in [(4 << 30) + 1, 16 << 30, usize::MAX] {
         let options = LogOptions { ring_bytes: bytes, in_flight: None };
         let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
-        let refused = Log::recover(small_log(1), &options, None, visit).unwrap_err();
+        let refused = Log::recover(small_log(1), &options, None, false, visit).unwrap_err();
         assert!(matches!(refused, LogError::RingTooLarge { .. }), "{refused}");
     }
 }

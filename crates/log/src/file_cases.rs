@@ -31,7 +31,7 @@ fn open_by(disk: &SimulatedDisk, way: Way) -> Result<Opened, LogError> {
     let device = Arc::new(FileLog::open_in(Path::new("log"), &files, || disk.folder())?);
     let mut found = Vec::new();
     let options = LogOptions { ring_bytes: 4 * BLOCK_BYTES, in_flight: Some(2) };
-    let (log, end) = Log::recover(device.clone(), &options, None, |record| {
+    let (log, end) = Log::recover(device.clone(), &options, None, false, |record| {
         found.push(record.bytes[0]);
         Ok::<_, LogError>(())
     })?;

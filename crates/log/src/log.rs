@@ -62,7 +62,7 @@ impl Log {
     ) -> Result<(Log, End), E> {
         // The scheduler of a model knows no thread of the scan.
         let reads_ahead = cfg!(not(feature = "model"));
-        let (log, end) = Log::recover_by(device, options, from, reads_ahead, visit)?;
+        let (log, end) = Log::recover(device, options, from, reads_ahead, visit)?;
         let shared = Arc::clone(&log.shared);
         let work = move || shared.work();
         #[cfg(not(feature = "model"))]
@@ -86,7 +86,7 @@ impl Log {
         from: Option<Lsn>,
         visit: impl FnMut(RecordRef<'_>) -> Result<(), E>,
     ) -> Result<(Log, End), E> {
-        Log::recover(device, options, from, visit)
+        Log::recover(device, options, from, false, visit)
     }
 
     /// Does what the thread of a log does that has one: makes durable what was asked for, and has
@@ -96,19 +96,8 @@ impl Log {
         self.shared.work_now();
     }
 
-    /// A log without a thread of its own.
-    #[cfg(any(test, feature = "testing"))]
+    /// A log without a thread of its own. A thread may read ahead of the scan.
     pub(crate) fn recover<E: From<LogError>>(
-        device: Arc<dyn LogDevice>,
-        options: &LogOptions,
-        from: Option<Lsn>,
-        visit: impl FnMut(RecordRef<'_>) -> Result<(), E>,
-    ) -> Result<(Log, End), E> {
-        Log::recover_by(device, options, from, false, visit)
-    }
-
-    /// The same. A thread may read ahead of the scan.
-    pub(crate) fn recover_by<E: From<LogError>>(
         device: Arc<dyn LogDevice>,
         options: &LogOptions,
         from: Option<Lsn>,

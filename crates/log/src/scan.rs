@@ -270,6 +270,7 @@ impl<'a> Scan<'a> {
         &self.chunk[(self.number - self.chunk_first) as usize]
     }
 
+    /// The number and the place of the next record.
     fn find_next(&mut self) -> Result<Option<(Lsn, Bytes)>, LogError> {
         loop {
             if self.end.is_some() {
@@ -292,9 +293,11 @@ impl<'a> Scan<'a> {
                 }
                 return Ok(Some((lsn, Bytes::InBlock(range))));
             }
-            let mut bytes = std::mem::take(&mut self.joined);
-            bytes.clear();
-            let partial = self.partial.get_or_insert(Partial { lsn, bytes });
+            let joined = &mut self.joined;
+            let partial = self.partial.get_or_insert_with(|| {
+                joined.clear();
+                Partial { lsn, bytes: std::mem::take(joined) }
+            });
             let taken = partial.missing().min(left);
             let from = HEAD + self.cursor;
             let block = &self.chunk[(self.number - self.chunk_first) as usize];

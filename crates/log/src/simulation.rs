@@ -145,7 +145,7 @@ impl Run {
             ring_bytes: (4 << self.random(3)) * BLOCK_BYTES,
             in_flight: Some(1 + self.random(4) as usize),
         };
-        let (log, end) = Log::recover(device.clone(), &options, from, |record| {
+        let (log, end) = Log::recover(device.clone(), &options, from, false, |record| {
             found.push(record.to_record());
             Ok::<_, LogError>(())
         })?;

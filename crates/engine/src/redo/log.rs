@@ -277,15 +277,18 @@ impl RedoLog {
 
     /// Whether the log is so long that a checkpoint is due.
     pub(crate) fn is_cut_due(&self) -> bool {
-        // The cut first: another thread may make the end of now the cut.
-        let cut = self.cut.load(Ordering::Acquire);
-        self.end() - cut > self.bytes_per_cut
+        self.bytes_since_cut() > self.bytes_per_cut
     }
 
     /// Whether the log is half as long as when a checkpoint is due.
     pub(crate) fn is_half_due(&self) -> bool {
+        self.bytes_since_cut() > self.bytes_per_cut / 2
+    }
+
+    fn bytes_since_cut(&self) -> u64 {
+        // The cut first: another thread may make the end of now the cut.
         let cut = self.cut.load(Ordering::Acquire);
-        self.end() - cut > self.bytes_per_cut / 2
+        self.end() - cut
     }
 
     /// The records that recovery needs begin here.

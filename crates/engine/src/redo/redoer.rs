@@ -302,7 +302,7 @@ impl Slabs {
         Slabs { page_frames, most, pages_per_slab, slabs: Vec::new(), used: 0 }
     }
 
-    /// The slot of another page; none if that is too much memory.
+    /// The number of another page; none if that is too much memory.
     fn take(&mut self) -> Option<usize> {
         if self.used == self.most {
             return None;
@@ -316,19 +316,19 @@ impl Slabs {
         Some(self.used - 1)
     }
 
-    fn place(&self, slot: usize) -> (usize, Range<usize>) {
+    fn place(&self, number: usize) -> (usize, Range<usize>) {
         let page_bytes = self.page_frames as usize * PAGE_SIZE;
-        let start = slot % self.pages_per_slab * page_bytes;
-        (slot / self.pages_per_slab, start..start + page_bytes)
+        let start = number % self.pages_per_slab * page_bytes;
+        (number / self.pages_per_slab, start..start + page_bytes)
     }
 
-    fn bytes(&self, slot: usize) -> &[u8] {
-        let (slab, range) = self.place(slot);
+    fn bytes(&self, number: usize) -> &[u8] {
+        let (slab, range) = self.place(number);
         &self.slabs[slab].bytes()[range]
     }
 
-    fn bytes_mut(&mut self, slot: usize) -> &mut [u8] {
-        let (slab, range) = self.place(slot);
+    fn bytes_mut(&mut self, number: usize) -> &mut [u8] {
+        let (slab, range) = self.place(number);
         &mut self.slabs[slab].bytes_mut()[range]
     }
 }
@@ -338,7 +338,7 @@ struct Redoer {
     number: usize,
     count: usize,
     begin: u64,
-    /// Where in `memory` each page is that is being redone.
+    /// The number in `memory` of each page that is being redone.
     pages: ByPage<usize>,
     memory: Slabs,
     /// The pages that were written as they are at the end of the log.
@@ -379,10 +379,11 @@ impl Redoer {
 
     fn redo_all(&mut self, batch: &Batch) -> Result<()> {
         for (at, change) in batch.changes.iter().enumerate() {
+            // The page's header, and the slot.
             self.prefetch(batch, at + 2 * PREFETCH_AHEAD, |node, slot| {
                 [Some(0), Some(node.slot_place(slot))]
             });
-            // The slot is in the cache by now.
+            // The slot is in the cache by now, and says where the payload is.
             self.prefetch(batch, at + PREFETCH_AHEAD, |node, slot| {
                 let cell = node.payload_place(slot).ok();
                 [cell.map(|cell| cell.offset), cell.map(|cell| cell.offset + cell.len)]
@@ -400,8 +401,8 @@ impl Redoer {
         places: impl Fn(Node<&[u8]>, usize) -> [Option<usize>; 2],
     ) {
         let Some(change) = batch.changes.get(at) else { return };
-        let Some(slot) = self.pages.get(&change.page) else { return };
-        let bytes = self.memory.bytes(*slot);
+        let Some(number) = self.pages.get(&change.page) else { return };
+        let bytes = self.memory.bytes(*number);
         let slot = batch.read(change).ok().and_then(|change| change.first_slot());
         for place in slot.into_iter().flat_map(|slot| places(Node::new(bytes), slot)).flatten() {
             bytes.get(place).into_iter().for_each(prefetch_value);
@@ -417,14 +418,14 @@ impl Redoer {
                 None => true,
                 Some(newest) => newest.image(id) == Some(lsn) && !self.written.contains(&id),
             };
-            let Some(slot) = is_wanted.then(|| self.memory.take()).flatten() else {
+            let Some(number) = is_wanted.then(|| self.memory.take()).flatten() else {
                 return Ok(());
             };
-            self.pages.insert(id, slot);
+            self.pages.insert(id, number);
         }
         // A page for which there is no memory is not redone now.
-        if let Some(slot) = self.pages.get(&id) {
-            redo(change, lsn.0.wrapping_add(self.begin), self.memory.bytes_mut(*slot))?;
+        if let Some(number) = self.pages.get(&id) {
+            redo(change, lsn.0.wrapping_add(self.begin), self.memory.bytes_mut(*number))?;
         }
         Ok(())
     }
@@ -436,10 +437,10 @@ impl Redoer {
         let redone = self.pages.drain().filter(|(id, _)| newest.image(*id).is_some());
         let mut redone: Vec<_> = redone.collect();
         redone.sort_unstable();
-        for (_, slot) in &redone {
-            page::seal(self.memory.bytes_mut(*slot), &[]);
+        for (_, number) in &redone {
+            page::seal(self.memory.bytes_mut(*number), &[]);
         }
-        let pages = redone.iter().map(|(id, slot)| (*id, self.memory.bytes(*slot)));
+        let pages = redone.iter().map(|(id, number)| (*id, self.memory.bytes(*number)));
         write_all(device, &pages.collect::<Vec<_>>())?;
         self.memory.used = 0;
         self.written.extend(redone.into_iter().map(|(id, _)| id));

@@ -83,7 +83,7 @@ impl PageStore {
         self.cut_log_if(log, RedoLog::is_cut_due)
     }
 
-    /// The same for a log that is so long as `is_long` says.
+    /// The same, if the log is as long as `is_long` asks.
     pub(crate) fn cut_log_if(&self, log: &RedoLog, is_long: fn(&RedoLog) -> bool) -> Result<()> {
         let mut maps = lock(&log.maps);
         match is_long(log) {
