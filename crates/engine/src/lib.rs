@@ -77,5 +77,5 @@ pub use vellum_pool::device::{
     Device, DeviceError, DeviceInfo, Direct, FileDevice, FileOptions, MemoryDevice,
 };
 pub use vellum_pool::{
-    BackendChoice, BackendKind, PageId, PageRef, PoolStats, Replacement, StatePlace,
+    BackendChoice, BackendKind, PageId, PageRef, PoolStats, Replacement, StatePlace, Translation,
 };

@@ -13,8 +13,8 @@ use common::{PATIENCE, assert_sound, options};
 use rustix::io::Errno;
 use vellum::{Error, Store, Tree};
 use vellum_pool::device::{
-    Call, Device, DeviceInfo, Fault, FaultyDevice, HookedDevice, MemoryDevice, Operation,
-    PageRange, ReadDone, Surface, Write,
+    Call, Device, DeviceInfo, Fault, FaultyDevice, HookedDevice, MemoryDevice, Operation, ReadDone,
+    ReadRange, Surface, Write,
 };
 
 type Faulty = Arc<FaultyDevice<Arc<MemoryDevice>>>;
@@ -348,11 +348,11 @@ struct Cached {
 }
 
 impl Device for Cached {
-    fn read(&self, surface: &Surface, range: PageRange) -> std::io::Result<()> {
-        self.cache.read(surface, range)
+    fn read(&self, surface: &Surface, read: ReadRange) -> std::io::Result<()> {
+        self.cache.read(surface, read)
     }
 
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+    fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
         self.cache.start_reads(surface, reads);
     }
 

@@ -81,13 +81,14 @@ fn one_size(context: &Context<'_>, factor: u64, outcome: &mut Outcome) -> Result
     Ok(())
 }
 
-/// Vellum with both ways of releasing pages, without a thread that evicts ahead of need, and with
-/// the other replacement policy; and all other engines.
+/// Vellum with both ways of releasing pages, with pages in slots, without a thread that evicts ahead
+/// of need, and with the other replacement policy; and all other engines.
 fn members(engines: &Engines) -> Vec<Member> {
     let mut members = Member::all(engines);
     members.insert(1, Member::with_option(&VELLUM, "backend", "madvise"));
-    members.insert(2, Member::with_option(&VELLUM, "evictors", "0"));
-    members.insert(3, Member::with_option(&VELLUM, "policy", "s3-fifo"));
+    members.insert(2, Member::with_option(&VELLUM, "translation", "table"));
+    members.insert(3, Member::with_option(&VELLUM, "evictors", "0"));
+    members.insert(4, Member::with_option(&VELLUM, "policy", "s3-fifo"));
     members
 }
 

@@ -18,11 +18,12 @@ use crate::huge::{HugeChunks, HugePages};
 use crate::page::dirty_pages::DirtyPages;
 use crate::page::format::PageFormat;
 use crate::page::parking::ParkingLot;
-use crate::page::state::{Leave, PageState, State, Word};
+use crate::page::state::{Leave, PageState, SlotMask, State, Word};
 use crate::page::states::StateArray;
 use crate::page::states::States;
 use crate::page::{PageId, PageRef};
 use crate::replacement::{MarkOutcome, ReplacementPolicy, Residents};
+use crate::slots::Slots;
 use crate::statistics::counters::{Counters, Event};
 use crate::statistics::histogram::Histogram;
 use crate::sync::spin_until;
@@ -31,6 +32,10 @@ use crate::sync::spin_until;
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) surface: Surface,
+    /// None in a pool without: then all pages lie at their own places on the surface.
+    pub(crate) slots: Option<Slots>,
+    /// The part of the state words that names slots.
+    slot_mask: SlotMask,
     pub(crate) states: States,
     pub(crate) dirty: DirtyPages,
     pub(crate) parking: ParkingLot,
@@ -46,6 +51,28 @@ pub(crate) struct Core {
     pub(crate) release_batches: AtomicU64,
     /// Set once, by the first failed write or sync.
     poison: OnceLock<Arc<str>>,
+}
+
+/// The frames of a page, taken out of the budget. Put back when dropped unless
+/// [`kept`](ReservedPage::keep).
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct ReservedPage<'a> {
+    core: &'a Core,
+    page: PageRef,
+}
+
+impl ReservedPage<'_> {
+    /// The page is resident now: its frames are put back when it is evicted or freed.
+    pub(crate) fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for ReservedPage<'_> {
+    fn drop(&mut self) {
+        self.core.put_back([self.page]);
+    }
 }
 
 /// Rounds, of about a millisecond each, in which readers let an urgent writer go first.
@@ -87,6 +114,8 @@ impl Core {
     ) -> Core {
         Core {
             surface,
+            slots: None,
+            slot_mask: SlotMask::NONE,
             states,
             dirty,
             parking: ParkingLot::new(),
@@ -102,6 +131,13 @@ impl Core {
         }
     }
 
+    /// Has pages of the slots' length lie in slots.
+    pub(crate) fn with_slots(mut self, slots: Option<Slots>) -> Core {
+        self.slot_mask = slots.as_ref().map_or(SlotMask::NONE, Slots::mask);
+        self.slots = slots;
+        self
+    }
+
     /// Turns on huge pages, for pages that stay resident and for the states, where the caller wants
     /// them and the kernel has them. `threads` is how many background threads the pool may have.
     pub(crate) fn with_huge_pages(mut self, wanted: HugePages, threads: u64) -> Core {
@@ -111,7 +147,8 @@ impl Core {
             if let States::Pages(states) = &self.states {
                 states.use_huge_pages(frames * PAGE_SIZE as u64 / StateArray::HUGE_SHARE);
             }
-            self.huge = (threads > 0 && self.surface.can_collapse()).then(HugeChunks::new);
+            let collapses = threads > 0 && self.slots.is_none() && self.surface.can_collapse();
+            self.huge = collapses.then(HugeChunks::new);
         }
         self
     }
@@ -180,11 +217,76 @@ impl Core {
         self.states.held(page.id)
     }
 
-    /// Where the page is, or would be, in memory.
+    /// The slots, if the page lies in one while it is in memory.
+    #[inline(always)]
+    pub(crate) fn slots_for(&self, page: PageRef) -> Option<&Slots> {
+        self.slots.as_ref().filter(|slots| slots.fits(page))
+    }
+
+    /// Takes the frames of a page out of the budget, if there are as many.
+    pub(crate) fn try_reserve(&self, page: PageRef) -> Option<ReservedPage<'_>> {
+        let reserved = self.budget.try_reserve(page.frames)?;
+        if let (Some(slots), None) = (&self.slots, self.slots_for(page))
+            && !slots.lend(page.frames)
+        {
+            return None;
+        }
+        reserved.keep();
+        Some(ReservedPage { core: self, page })
+    }
+
+    /// Puts the frames of pages back whose memory was released.
+    pub(crate) fn put_back(&self, pages: impl IntoIterator<Item = PageRef>) {
+        let (mut frames, mut on_surface) = (0, 0);
+        for page in pages {
+            frames += u64::from(page.frames);
+            on_surface += if self.slots_for(page).is_none() { u64::from(page.frames) } else { 0 };
+        }
+        if let Some(slots) = &self.slots {
+            slots.take_home(on_surface);
+        }
+        self.budget.put_back(frames);
+    }
+
+    /// The slot of a page that the caller holds; 0 if it is in none.
+    #[inline(always)]
+    pub(crate) fn held_slot(&self, page: PageRef) -> u64 {
+        self.held(page).held_slot(self.slot_mask)
+    }
+
+    /// The slot that a page is in at this moment; 0 if it is in none.
+    pub(crate) fn slot_of(&self, page: PageId) -> u64 {
+        self.states.look(page).map_or(0, |(_, word)| word.slot(self.slot_mask))
+    }
+
+    /// Where a page that the caller holds is in memory.
     #[inline(always)]
     pub(crate) fn address(&self, page: PageRef) -> *mut u8 {
+        match &self.slots {
+            None => self.own_address(page.id),
+            Some(slots) => self.address_in(slots, page.id, self.held_slot(page)),
+        }
+    }
+
+    /// Where a page was in memory when its word was `seen`. Mapped in any case.
+    #[inline(always)]
+    pub(crate) fn address_seen(&self, page: PageRef, seen: Word) -> *mut u8 {
+        match &self.slots {
+            None => self.own_address(page.id),
+            Some(slots) => self.address_in(slots, page.id, seen.slot(self.slot_mask)),
+        }
+    }
+
+    #[inline(always)]
+    fn address_in(&self, slots: &Slots, page: PageId, slot: u64) -> *mut u8 {
+        if slot == 0 { self.own_address(page) } else { slots.address(slot) }
+    }
+
+    /// The page's own place on the surface.
+    #[inline(always)]
+    pub(crate) fn own_address(&self, page: PageId) -> *mut u8 {
         // Within the surface, which is as long as the state array that `page` was found in.
-        self.surface.base().as_ptr().wrapping_add(page.id.0 as usize * PAGE_SIZE)
+        self.surface.base().as_ptr().wrapping_add((page.0 as usize).wrapping_mul(PAGE_SIZE))
     }
 
     /// The bytes of a page that the caller holds, shared or exclusively.
@@ -192,8 +294,8 @@ impl Core {
     /// # Safety
     /// The page is resident, and held for as long as `'a`.
     pub(crate) unsafe fn bytes<'a>(&self, page: PageRef) -> &'a [u8] {
-        // SAFETY: `page` lies on the surface (it passed `look`), its memory is resident, and the
-        // caller's lock excludes writers.
+        // SAFETY: `page` lies in a slot or on the surface (it passed `look`), its memory is
+        // resident, and the caller's lock excludes writers.
         unsafe { std::slice::from_raw_parts(self.address(page), page.bytes()) }
     }
 
@@ -296,9 +398,14 @@ impl Core {
         if dirty && !state.is_dirty_held() {
             self.note_dirty(page.id);
         }
-        if state.unlock(leave, dirty) {
+        if state.unlock(leave, dirty, self.slot_mask) {
             self.parking.wake(page.id);
         }
+    }
+
+    /// Frees an inner frame of a page that the caller has locked and whose memory is gone.
+    pub(crate) fn free_inner(&self, inner: PageRef) {
+        self.held(inner).free_inner(self.slot_mask);
     }
 
     #[cold]

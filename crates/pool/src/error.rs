@@ -116,6 +116,20 @@ pub enum PoolError {
     /// The pool could not find out how much memory there is.
     #[error("cannot find out how much memory there is: {0}; give the pool's size")]
     MemoryLimit(#[source] io::Error),
+    /// The caller asked for a translation that this pool cannot have.
+    #[error("the pool cannot translate pages that way: {0}")]
+    NoTranslation(String),
+    /// A pool that translates by table has more frames than state words can name.
+    #[error(
+        "a pool of {frames} frames cannot translate by table, which has room for {max}: translate \
+         by the MMU, or open with a smaller pool"
+    )]
+    TooManySlots {
+        /// The pool's size in frames.
+        frames: u64,
+        /// The most that a table has room for.
+        max: u64,
+    },
     /// A background thread could not be started.
     #[error("starting a background thread failed: {0}; ask for fewer, or raise the limit")]
     Thread(#[source] io::Error),

@@ -49,6 +49,7 @@ mod page;
 mod pool;
 mod replacement;
 mod residence;
+mod slots;
 mod space;
 mod statistics;
 mod sync;
@@ -58,6 +59,9 @@ pub use error::{PoolError, Restart};
 pub use huge::{HugePageStats, HugePages};
 pub use page::bytes::{PageReader, RacyBytes};
 pub use page::format::{PageDamage, PageFormat, RawPages};
+#[cfg(feature = "model")]
+#[doc(hidden)]
+pub use page::state::VERSIONS_START_AFRESH;
 pub use page::states::StatePlace;
 pub use page::{PageId, PageRef};
 pub use pool::Pool;
@@ -65,7 +69,7 @@ pub use pool::copies::PageCopy;
 pub use pool::fix::{ExclusiveGuard, OptimisticGuard, SharedGuard, prefetch_value};
 pub use pool::fix_async::{FixExclusive, FixShared};
 pub use pool::load::{FixOutcome, PendingRead};
-pub use pool::options::{PoolOptions, PoolSize};
+pub use pool::options::{PoolOptions, PoolSize, Translation};
 pub use replacement::{
     Clock, MarkOutcome, Replacement, ReplacementPolicy, ResidentSet, Residents, S3Fifo,
 };

@@ -6,13 +6,17 @@
 //! then calls it evicted or free. With states in the frames ([`States::Frames`]) the lock ends when
 //! the memory goes, and the thread that brings new memory holds the new lock. So the thread that
 //! releases a page updates the policy and the page's bits before the release.
+//!
+//! In a pool with slots (`slots.rs`) pages of the slots' length get a slot instead of memory. The
+//! thread that faults one in takes the slot after the frames of the budget; the thread that evicts
+//! or frees one gives the slot back when the word says so.
 
 #![allow(unsafe_code)]
 
 use std::io;
 use std::sync::atomic::Ordering;
 
-use vellum_vm::{Entry, Errno, PageRange};
+use vellum_vm::{Entry, Errno, PageRange, Surface};
 
 use crate::core::Core;
 use crate::error::PoolError;
@@ -138,8 +142,29 @@ impl Core {
         Claim::Ours
     }
 
+    /// Gives a claimed page its slot, if it lies in one. The caller has taken its frames out of the
+    /// budget. Returns the surface and the place on it for the page's bytes.
+    pub(crate) fn place_claimed(&self, page: PageRef) -> (&Surface, u64) {
+        match self.slots_for(page) {
+            None => (&self.surface, page.id.0),
+            Some(slots) => {
+                let slot = slots.take();
+                self.held(page).set_slot(slot);
+                (slots.surface(), slots.place(slot))
+            }
+        }
+    }
+
     /// Gives a locked page that is being allocated its memory, and joins its frames.
     fn fill_unallocated(&self, page: PageRef) -> Result<(), PoolError> {
+        if self.slots_for(page).is_some() {
+            self.place_claimed(page);
+            // SAFETY: the page lies in its slot, which is mapped, and is held exclusively; what
+            // optimistic readers read of it is discarded.
+            unsafe { self.address(page).write_bytes(0, page.bytes()) };
+            self.join(page);
+            return Ok(());
+        }
         match self.states {
             // SAFETY: the page lies on the surface, its memory is resident and it is held
             // exclusively; what optimistic readers read of it is discarded.
@@ -263,9 +288,20 @@ impl Core {
             states.unclaim(&self.surface, &self.parking, page);
             return;
         }
-        self.release_small(&mut [Entry::new(page.range())]);
+        let slot = self.held_slot(page);
+        if self.slots_for(page).is_none() {
+            self.release_small(&mut [Entry::new(page.range())]);
+        }
         self.unlock_inner(page, before.0);
         self.unlock(page, Leave::Evicted, false);
+        self.give_slots_back(&[slot]);
+    }
+
+    /// Gives the slots of pages back that have left. A page alone may have had none, which is 0.
+    fn give_slots_back(&self, slots: &[u64]) {
+        if let (Some(own), false) = (&self.slots, slots == [0]) {
+            own.give_back(slots);
+        }
     }
 
     /// Releases the memory of admitted pages, with one call for all, and evicts the pages; one
@@ -277,23 +313,41 @@ impl Core {
     /// fails stays resident, unlocked.
     pub(crate) fn evict(&self, pages: &[PageRef]) -> Vec<Result<(), Errno>> {
         pages.iter().for_each(|page| self.begin_release(*page, Leave::Evicted));
-        let mut entries: Vec<Entry> = pages.iter().map(|page| self.entry(*page)).collect();
+        let on_surface = pages.iter().filter(|page| self.slots_for(**page).is_none());
+        let mut entries: Vec<Entry> = on_surface.map(|page| self.entry(*page)).collect();
         match &self.huge {
             Some(huge) => {
                 huge.release(&self.surface, &mut entries, |entries| self.release_small(entries));
             }
             None => self.release_small(&mut entries),
         }
-        let gone = |(page, entry): (&PageRef, Entry)| {
-            self.end_release(*page, Leave::Evicted, entry.result)
-        };
-        pages.iter().zip(entries).map(gone).collect()
+        let mut released = entries.into_iter().map(|entry| entry.result);
+        let mut slots = Vec::new();
+        let results = pages.iter().map(|page| {
+            let result = match self.slots_for(*page) {
+                None => released.next().unwrap_or(Ok(())),
+                Some(_) => {
+                    slots.push(self.held_slot(*page));
+                    Ok(())
+                }
+            };
+            self.end_release(*page, Leave::Evicted, result)
+        });
+        let results = results.collect();
+        self.give_slots_back(&slots);
+        results
     }
 
     /// As [`evict`](Core::evict), for one page that is freed. Where `evict` would say EBUSY, this
     /// waits a little, because no later eviction retries. If the release fails all the same, the
     /// page stays resident, unlocked.
     pub(crate) fn release_freed(&self, page: PageRef) -> io::Result<()> {
+        if self.slots_for(page).is_some() {
+            let slot = self.held_slot(page);
+            self.end_release(page, Leave::Free, Ok(()))?;
+            self.give_slots_back(&[slot]);
+            return Ok(());
+        }
         self.begin_release(page, Leave::Free);
         let mut entry = self.entry(page);
         match &self.huge {
@@ -379,7 +433,7 @@ impl Core {
             States::Frames(states) => states.end_release(&self.parking, page),
             States::Pages(_) => {
                 self.policy.forget(page);
-                inner_pages(page).for_each(|inner| self.held(inner).free_inner());
+                inner_pages(page).for_each(|inner| self.free_inner(inner));
                 self.unlock(page, leave, false);
             }
         }

@@ -44,7 +44,7 @@ fn read_both_ways(
     reads.start(device, surface, &[range]);
     let asynchronous = reads.wait().remove(0);
     again();
-    let blocking = device.read(surface, range);
+    let blocking = device.read(surface, range.into());
     assert_eq!(asynchronous.is_ok(), blocking.is_ok());
     blocking
 }
@@ -66,7 +66,7 @@ fn the_nth_operation_fails_once() {
     assert_eq!(device.pages().unwrap(), 16);
     device.resize(20).unwrap();
     let surface = surface(16);
-    device.read(&surface, range(0, 16)).unwrap();
+    device.read(&surface, range(0, 16).into()).unwrap();
     for (page, generation) in [(0, 2), (1, 1), (2, 2)] {
         assert_holds(&surface, range(page, 1), generation);
     }
@@ -98,7 +98,7 @@ fn reads_fail_return_wrong_bytes_and_the_next_page() {
     assert_eq!(bytes(&surface, asked), Buffer::of(range(2, 2), 1).bytes());
     with(Fault::Lost).unwrap();
     assert!(bytes(&surface, asked).iter().all(|&byte| byte == 0));
-    device.read(&surface, asked).unwrap();
+    device.read(&surface, asked.into()).unwrap();
     assert_holds(&surface, asked, 1);
     assert_eq!(plan.counts().faults, 10);
 }
@@ -117,7 +117,7 @@ fn writes_are_torn_misdirected_and_lost() {
         write_all(&device, &[range(0, 16)], 1);
         plan.fail_nth(Operation::Write, 1, fault);
         let result = write(&device, asked, 2);
-        device.read(&surface, range(0, 16)).unwrap();
+        device.read(&surface, range(0, 16).into()).unwrap();
         result
     };
     with(Fault::Torn { bytes: 512 }).unwrap_err();
@@ -174,7 +174,7 @@ fn gates_hold_operations_until_they_are_opened() {
     reads.start(&*device, &surface, &[range(0, 4), range(4, 4)]);
     assert!(plan.wait_until_held(Operation::Read, 2, PATIENCE));
     std::thread::scope(|scope| {
-        scope.spawn(|| device.read(&surface, range(8, 8)).unwrap());
+        scope.spawn(|| device.read(&surface, range(8, 8).into()).unwrap());
         assert!(plan.wait_until_held(Operation::Read, 3, PATIENCE));
         plan.hold(Operation::Write);
         scope.spawn(|| write(&*device, range(0, 1), 1).unwrap());
@@ -214,7 +214,7 @@ fn delayed_reads_are_done_out_of_order() {
             result.unwrap();
             sender.send(page).unwrap();
         });
-        (range(page, 1), done)
+        (range(page, 1).into(), done)
     });
     device.start_reads(&surface, reads.collect());
     let order: Vec<u64> = (0..16).map(|_| receiver.recv_timeout(PATIENCE).unwrap()).collect();
@@ -241,7 +241,7 @@ fn memory_is_limited_aligned_and_survives_a_crash() {
     let after_crash = MemoryDevice::from_snapshot(device.snapshot());
     drop(device);
     let surface = surface(10);
-    after_crash.read(&surface, range(0, 10)).unwrap();
+    after_crash.read(&surface, range(0, 10).into()).unwrap();
     assert_holds(&surface, range(8, 2), 3);
     assert_eq!((after_crash.info().engine, after_crash.info().path), ("memory", None));
 }

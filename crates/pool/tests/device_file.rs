@@ -170,7 +170,7 @@ fn read_only_files_are_read_but_never_changed() {
     drop(device);
     let device = FileDevice::open(&path, RO).unwrap();
     let surface = surface(4);
-    device.read(&surface, range(0, 4)).unwrap();
+    device.read(&surface, range(0, 4).into()).unwrap();
     assert_holds(&surface, range(0, 4), 1);
     let buffer = Buffer::zeroed(1);
     let mut batch = [Write::new(0, [buffer.bytes(), &[]])];
@@ -203,7 +203,7 @@ fn an_incomplete_last_page_is_not_counted_and_cannot_be_read() {
                 .skip(1)
             {
                 assert_eq!(result.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-                let error = device.read(&surface, asked).unwrap_err();
+                let error = device.read(&surface, asked.into()).unwrap_err();
                 assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
             }
             device.resize(3).unwrap();
@@ -242,7 +242,7 @@ fn fill_up(directory: &Path, disk_pages: u64, engine: IoEngineChoice) {
     assert_eq!((after.len(), after.blocks()), (length.len(), length.blocks()));
     device.resize(disk_pages / 2).unwrap();
     let surface = surface(disk_pages / 2);
-    device.read(&surface, range(0, disk_pages / 4)).unwrap();
+    device.read(&surface, range(0, disk_pages / 4).into()).unwrap();
     assert_holds(&surface, range(0, disk_pages / 4), 5);
 }
 
@@ -347,7 +347,7 @@ fn a_full_disk_under_a_sparse_file_fails_some_writes_alone() {
         for (page, write) in (0..).zip(batch) {
             match write.result {
                 Ok(()) => {
-                    device.read(&surface, range(page, 1)).unwrap();
+                    device.read(&surface, range(page, 1).into()).unwrap();
                     assert_holds(&surface, range(page, 1), 1);
                 }
                 Err(error) => {
@@ -438,7 +438,7 @@ fn signals_do_not_fail_operations() {
                 reads.start(&device, &surface, &ranges);
                 assert!(reads.wait().iter().all(Result::is_ok));
                 assert_holds(&surface, range(0, 512), generation);
-                device.read(&surface, range(0, 512)).unwrap();
+                device.read(&surface, range(0, 512).into()).unwrap();
                 device.sync().unwrap();
             }
         });

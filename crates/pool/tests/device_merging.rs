@@ -140,7 +140,7 @@ fn a_page_that_cannot_be_written_fails_alone() {
         }
         drop(batch);
         let read = device_support::surface(200);
-        device.read(&read, range(0, 200)).unwrap();
+        device.read(&read, range(0, 200).into()).unwrap();
         for page in 0..200 {
             let old = page == 9 || (100..110).contains(&page);
             assert_holds(&read, range(page, 1), if old { 4 } else { 5 });
@@ -173,7 +173,7 @@ fn reads_of_storage_that_never_sleeps_are_done_at_once() {
                 here.fetch_and(thread::current().id() == me, Ordering::SeqCst);
                 sender.send(result).unwrap();
             });
-            (range(page, 1), done)
+            (range(page, 1).into(), done)
         });
         device.start_reads(&surface, reads.collect());
         (0..64).for_each(|_| receiver.recv_timeout(PATIENCE).unwrap().unwrap());

@@ -76,7 +76,7 @@ fn a_ban_of_io_uring_in_use_fails_reads_but_none_hangs_or_is_lost() {
         write_all(&device, &ranges, generation);
         release(&surface, range(0, 1200));
         for &page in &ranges {
-            device.read(&surface, page).unwrap();
+            device.read(&surface, page.into()).unwrap();
             assert_holds(&surface, page, generation);
         }
     }

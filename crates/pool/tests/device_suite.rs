@@ -55,7 +55,7 @@ fn what_is_written_is_read_in_batches_of_any_size() {
             device.sync().unwrap();
             let surface = surface(end);
             for &range in ranges.iter().step_by(7) {
-                device.read(&surface, range).unwrap();
+                device.read(&surface, range.into()).unwrap();
                 assert_holds(&surface, range, generation as u64);
             }
             release(&surface, range(0, end));
@@ -79,7 +79,7 @@ fn new_pages_are_zero_even_in_the_place_of_former_ones() {
         device.resize(2).unwrap();
         device.resize(8).unwrap();
         let surface = surface(8);
-        device.read(&surface, range(0, 8)).unwrap();
+        device.read(&surface, range(0, 8).into()).unwrap();
         assert_holds(&surface, range(0, 2), 3);
         assert!(bytes(&surface, range(2, 6)).iter().all(|&byte| byte == 0));
     });
@@ -92,7 +92,7 @@ fn reading_past_the_end_is_an_error_and_the_others_are_read() {
         write_all(&*device, &[range(0, 10)], 9);
         let surface = surface(20);
         for past in [range(10, 1), range(9, 2), range(5, 15), range(19, 1)] {
-            let error = device.read(&surface, past).unwrap_err();
+            let error = device.read(&surface, past.into()).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{past:?}: {error}");
         }
         let mut reads = Reads::new();
@@ -117,7 +117,7 @@ fn ranges_outside_of_the_device_are_errors() {
         let surface = surface(4);
         let nowhere = [range(4, 1), range(3, 2), range(1 << 60, 1), range(u64::MAX, 2)];
         for nowhere in nowhere {
-            device.read(&surface, nowhere).unwrap_err();
+            device.read(&surface, nowhere.into()).unwrap_err();
         }
         let mut reads = Reads::new();
         reads.start(&*device, &surface, &nowhere);
@@ -146,7 +146,7 @@ fn each_write_has_its_own_result() {
         device.write(&mut nothing);
         nothing[0].result.as_ref().unwrap();
         let surface = surface(64);
-        device.read(&surface, range(63, 1)).unwrap();
+        device.read(&surface, range(63, 1).into()).unwrap();
         assert_holds(&surface, range(63, 1), 5);
     });
 }
@@ -172,7 +172,7 @@ fn many_threads_use_one_device() {
                         }
                         assert!(reads.wait().iter().all(Result::is_ok));
                         assert_holds(surface, range(start, SHARE), generation);
-                        device.read(surface, mine[1]).unwrap();
+                        device.read(surface, mine[1].into()).unwrap();
                         assert_holds(surface, mine[1], generation);
                     }
                 });
@@ -248,7 +248,7 @@ fn read_on(
             read_on(&for_done, &surface_for_done, page - 1, last);
         }
     });
-    device.start_reads(surface, vec![(range(page, 1), done)]);
+    device.start_reads(surface, vec![(range(page, 1).into(), done)]);
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn a_panicking_callback_affects_no_other_read() {
         let surface = surface(4);
         let before = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let done = ReadDone::new(|_| panic!("expected by the test"));
-            device.start_reads(&surface, vec![(range(0, 1), done)]);
+            device.start_reads(&surface, vec![(range(0, 1).into(), done)]);
         }));
         drop(before);
         let mut reads = Reads::new();

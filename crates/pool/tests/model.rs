@@ -17,10 +17,11 @@ use std::sync::Arc;
 use shuttle::rand::Rng;
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 use shuttle::thread;
-use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, ReadDone, Write};
+use vellum_pool::VERSIONS_START_AFRESH;
+use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, ReadDone, ReadRange, Write};
 use vellum_pool::{
     PageDamage, PageFormat, PageReader, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages,
-    Restart, Space, StatePlace,
+    Restart, Space, StatePlace, Translation,
 };
 use vellum_vm::{PageRange, Surface};
 
@@ -32,16 +33,21 @@ fn schedules() -> usize {
 }
 
 std::thread_local! {
-    /// Where the pools of this test have their states. A thread-local suffices, because a model
-    /// runs on one thread.
-    static PLACE: Cell<StatePlace> = const { Cell::new(StatePlace::Pages) };
+    /// Where the pools of this test have their states and their pages. A thread-local suffices,
+    /// because a model runs on one thread.
+    static KIND: Cell<(StatePlace, Translation)> =
+        const { Cell::new((StatePlace::Pages, Translation::Mmu)) };
 }
 
-/// Checks a scenario with the states in each place.
+/// Checks a scenario on each kind of pool.
 fn check(scenario: impl Fn() + Send + Sync + 'static) {
     let scenario = Arc::new(scenario);
-    for place in [StatePlace::Pages, StatePlace::Frames] {
-        PLACE.set(place);
+    for kind in [
+        (StatePlace::Pages, Translation::Mmu),
+        (StatePlace::Frames, Translation::Mmu),
+        (StatePlace::Pages, Translation::Table),
+    ] {
+        KIND.set(kind);
         let (random, pct) = (scenario.clone(), scenario.clone());
         shuttle::check_random(move || random(), schedules());
         shuttle::check_pct(move || pct(), schedules(), 3);
@@ -61,16 +67,17 @@ fn interleave() {
 struct SlowDevice(Arc<MemoryDevice>);
 
 impl Device for SlowDevice {
-    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
-        let (first, rest) = (PageRange { count: 1, ..range }, range.start + 1);
-        self.0.read(surface, first)?;
+    fn read(&self, surface: &Surface, read: ReadRange) -> io::Result<()> {
+        let ReadRange { pages, place } = read;
+        self.0.read(surface, ReadRange { pages: PageRange { count: 1, ..pages }, place })?;
         interleave();
-        self.0.read(surface, PageRange { start: rest, count: range.count - 1 })
+        let rest = PageRange::new(pages.start + 1, pages.count - 1);
+        self.0.read(surface, ReadRange { pages: rest, place: place + 1 })
     }
 
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
-        for (range, done) in reads {
-            let result = self.0.read(surface, range);
+    fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
+        for (read, done) in reads {
+            let result = self.0.read(surface, read);
             thread::spawn(move || {
                 interleave();
                 done.call(result);
@@ -149,11 +156,14 @@ fn pool_for(
     evictors: u64,
     format: Arc<dyn PageFormat>,
 ) -> Pool {
+    let (states, translation) = KIND.get();
     let options = PoolOptions {
         size: PoolSize::Bytes(u64::from(FRAMES) * pages * 4096),
         evictors,
         patience: 1_000,
-        states: PLACE.get(),
+        translation,
+        slot_frames: FRAMES,
+        states,
         ..PoolOptions::default()
     };
     let device = Arc::new(SlowDevice(memory));
@@ -250,6 +260,54 @@ fn no_read_of_a_page_in_transit_passes_validation() {
             }),
         ]);
     });
+}
+
+/// A reader looks at a page while that page leaves memory and comes back to the slot in which the
+/// reader has seen it; another page was there in between.
+fn a_page_leaves_and_comes_back() {
+    let pool = Arc::new(pool(0));
+    let pages = new_pages(&pool, 3);
+    for (page, value) in pages.iter().zip(1..) {
+        set(&mut pool.fix_exclusive(*page).unwrap(), value);
+    }
+    pool.write_dirty().unwrap();
+    let fix = |index: usize| {
+        let guard = pool.fix_shared(pages[index]).unwrap();
+        assert_eq!(get(&guard), index as u64 + 1);
+        guard
+    };
+    // One of the two slots is taken.
+    let _taken = fix(2);
+    [1, 0].into_iter().for_each(|index| drop(fix(index)));
+    let (reader, page) = (pool.clone(), pages[0]);
+    let reader = thread::spawn(move || {
+        let Some(guard) = reader.try_optimistic(page) else { return };
+        let pair = (guard.bytes().u64(FIRST), guard.bytes().u64(LAST));
+        if guard.validate().is_ok() {
+            assert_eq!(pair, (Some(1), Some(1)), "bytes of another page");
+        }
+    });
+    [1, 0].into_iter().for_each(|index| drop(fix(index)));
+    reader.join().unwrap();
+}
+
+#[test]
+fn a_reader_never_takes_another_page_in_the_same_slot_for_its_own() {
+    check(a_page_leaves_and_comes_back);
+}
+
+/// As the published designs do it: an evicted page's word is zero.
+#[test]
+fn versions_that_start_afresh_deceive_a_reader() {
+    KIND.set((StatePlace::Pages, Translation::Table));
+    VERSIONS_START_AFRESH.set(true);
+    let found = std::panic::catch_unwind(|| {
+        shuttle::check_pct(a_page_leaves_and_comes_back, 50_000, 4);
+    });
+    VERSIONS_START_AFRESH.set(false);
+    let why = found.expect_err("the model did not find it");
+    let why = why.downcast_ref::<String>().expect("a message");
+    assert!(why.contains("bytes of another page"), "{why}");
 }
 
 #[test]

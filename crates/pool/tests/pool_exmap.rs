@@ -7,7 +7,7 @@ mod common;
 
 use common::churn::Churn;
 use common::{Storage, new_page, open, options, options_on, scratch_dir};
-use vellum_pool::{BackendChoice, BackendKind, PoolOptions, PoolSize, StatePlace};
+use vellum_pool::{BackendChoice, BackendKind, PoolOptions, PoolSize, StatePlace, Translation};
 use vellum_vm::probe;
 
 /// On exmap the frame of a new page has the bytes of the page before.
@@ -16,7 +16,11 @@ fn new_pages_are_zero_whatever_their_frames_held() {
     for backend in common::backends() {
         let pool = open(
             Storage::Memory.create(&scratch_dir()),
-            PoolOptions { eviction_batch: 4, ..options_on(backend, 64) },
+            PoolOptions {
+                eviction_batch: 4,
+                translation: Translation::Mmu,
+                ..options_on(backend, 64)
+            },
         );
         for round in 0..4 {
             let pages: Vec<_> = (0..200).map(|_| new_page(&pool, 1, u64::MAX)).collect();

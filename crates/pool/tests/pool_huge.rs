@@ -16,6 +16,7 @@ use common::{Random, Storage, eventually, options, options_on, scratch_dir};
 use vellum_pool::device::Direct;
 use vellum_pool::{
     BackendChoice, BackendKind, HugePageStats, HugePages, PAGE_SIZE, PageRef, Pool, PoolOptions,
+    Translation,
 };
 use vellum_testing::memory_group::MemoryGroup;
 use vellum_testing::patience::SetWhenDropped;
@@ -43,7 +44,11 @@ fn with_huge_pages() -> BackendChoice {
 }
 
 fn pool_options(backend: BackendChoice) -> PoolOptions {
-    PoolOptions { eviction_batch: BATCH as usize, ..options_on(backend, CAPACITY) }
+    PoolOptions {
+        eviction_batch: BATCH as usize,
+        translation: Translation::Mmu,
+        ..options_on(backend, CAPACITY)
+    }
 }
 
 fn pool() -> Pool {

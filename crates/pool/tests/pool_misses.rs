@@ -13,7 +13,9 @@ use common::{
     options, push_out, scratch_dir,
 };
 use vellum_pool::device::{Fault, Operation};
-use vellum_pool::{PageDamage, PageFormat, PageReader, PageRef, PoolError, PoolOptions, Restart};
+use vellum_pool::{
+    PageDamage, PageFormat, PageReader, PageRef, PoolError, PoolOptions, Restart, Translation,
+};
 use vellum_vm::{Errno, PageRange};
 
 /// A format in which a page is damaged if a frame does not have the stamp of its place.
@@ -199,7 +201,9 @@ fn a_read_before_an_eviction_does_not_validate() {
     assert_eq!(guard.bytes().u64(8), Some(1));
     guard.validate().unwrap();
     push_out(&pool, pages[0], &pages[50..]);
-    assert_eq!(guard.bytes().u64(8), Some(0), "a released page reads as zeros");
+    if pool.translation() == Translation::Mmu {
+        assert_eq!(guard.bytes().u64(8), Some(0), "a released page reads as zeros");
+    }
     assert_eq!(guard.validate(), Err(Restart));
     assert!(guard.upgrade().is_err());
 

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 use vellum::{Device, DeviceInfo, MemoryDevice};
 use vellum_log::{Block, LogDevice, SimulatedDevice, SimulatedFault, Written};
-use vellum_pool::device::{PageRange, ReadDone, Surface, Write};
+use vellum_pool::device::{ReadDone, ReadRange, Surface, Write};
 use vellum_pool::{PAGE_SIZE, PageCopy, PageRef};
 use vellum_testing::random::Random;
 
@@ -379,15 +379,15 @@ fn write_some(bytes: &mut Vec<u8>, at: usize, data: &[u8], mut arrives: impl FnM
 }
 
 impl Device for Machine {
-    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
-        self.begin(Fault::Read, range.start)?;
-        self.memory.read(surface, range)
+    fn read(&self, surface: &Surface, read: ReadRange) -> io::Result<()> {
+        self.begin(Fault::Read, read.pages.start)?;
+        self.memory.read(surface, read)
     }
 
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
-        for (range, done) in reads {
-            match self.begin(Fault::Read, range.start) {
-                Ok(()) => self.memory.start_reads(surface, vec![(range, done)]),
+    fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
+        for (read, done) in reads {
+            match self.begin(Fault::Read, read.pages.start) {
+                Ok(()) => self.memory.start_reads(surface, vec![(read, done)]),
                 Err(error) => done.call(Err(error)),
             }
         }

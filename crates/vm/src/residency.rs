@@ -34,6 +34,21 @@ pub struct Residency {
 }
 
 impl Residency {
+    /// A range of which these pages hold memory.
+    pub fn of_pages(range: PageRange, pages: impl IntoIterator<Item = u64>) -> Residency {
+        let bits = vec![0_u64; range.count.div_ceil(64) as usize];
+        let mut residency = Residency { range, bits, resident: 0 };
+        for page in pages {
+            if let Some(index) = page.checked_sub(range.start).filter(|index| *index < range.count)
+                && !residency.is_resident(page)
+            {
+                residency.bits[(index / 64) as usize] |= 1 << (index % 64);
+                residency.resident += 1;
+            }
+        }
+        residency
+    }
+
     /// The range that the caller asked for.
     pub fn range(&self) -> PageRange {
         self.range

@@ -206,12 +206,7 @@ impl Surface {
         offset_of_page_zero: u64,
         entries: &mut [Entry],
     ) -> usize {
-        let pages: u64 = entries.iter().map(|entry| entry.range.count).fold(0, u64::saturating_add);
-        match self.fault_behaviour() {
-            FaultBehaviour::ReadsZeros if pages < POPULATE_FROM => self.check(entries),
-            FaultBehaviour::WritesFault if !self.must_be_populated() => self.check(entries),
-            FaultBehaviour::ReadsZeros | FaultBehaviour::WritesFault => _ = self.populate(entries),
-        }
+        self.populate_for_read(entries);
         for entry in entries.iter_mut().filter(|entry| entry.result.is_ok()) {
             let position = entry
                 .range
@@ -225,6 +220,36 @@ impl Surface {
             };
         }
         failures(entries)
+    }
+
+    /// Populates a range and reads it from byte `offset` of the file on.
+    ///
+    /// # Errors
+    /// As an entry of [`read`](Self::read).
+    ///
+    /// # Safety
+    /// As [`read`](Self::read).
+    pub unsafe fn read_at(
+        &self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        range: PageRange,
+    ) -> Result<(), Errno> {
+        let mut entry = [Entry::new(range)];
+        self.populate_for_read(&mut entry);
+        entry[0].result?;
+        // SAFETY: the range was checked; the rest is the caller's promise.
+        unsafe { self.read_range(file, offset, range) }
+    }
+
+    /// Populates ranges that are about to be read, unless the kernel's own faults are cheaper.
+    fn populate_for_read(&self, entries: &mut [Entry]) {
+        let pages: u64 = entries.iter().map(|entry| entry.range.count).fold(0, u64::saturating_add);
+        match self.fault_behaviour() {
+            FaultBehaviour::ReadsZeros if pages < POPULATE_FROM => self.check(entries),
+            FaultBehaviour::WritesFault if !self.must_be_populated() => self.check(entries),
+            FaultBehaviour::ReadsZeros | FaultBehaviour::WritesFault => _ = self.populate(entries),
+        }
     }
 
     /// Reads one range from `offset` on.

@@ -6,7 +6,7 @@ use std::ops::Bound;
 use anyhow::{Context as _, Result};
 use vellum::{
     BackendChoice, BackendKind, Error, Isolation, Options, Replacement, Snapshot, StatePlace,
-    Store, Transaction, TransactionOptions, Tree,
+    Store, Transaction, TransactionOptions, Translation, Tree,
 };
 
 use super::{
@@ -23,10 +23,10 @@ struct Vellum {
 }
 
 /// Opens or creates `data.vellum` in the directory. Options: `backend`, `evictors`, `policy`,
-/// `states`, `durability` (all but `none` use a log), `log_bytes`, `transactions`.
+/// `states`, `translation`, `durability` (all but `none` use a log), `log_bytes`, `transactions`.
 pub(super) fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
-    let known = ["backend", "evictors", "policy", "states", "log_bytes", DURABILITY, TRANSACTIONS];
-    setting.check_options(&known)?;
+    let known = ["backend", "evictors", "policy", "states", "translation", "log_bytes"];
+    setting.check_options(&[&known[..], &[DURABILITY, TRANSACTIONS]].concat())?;
     let durability = setting.durability()?;
     let mut options = Options::new().pool_bytes(setting.cache_bytes);
     options = options.log(durability != Durability::None);
@@ -44,6 +44,9 @@ pub(super) fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
     }
     if let Some(name) = setting.options.get("states") {
         options = options.states(states(name)?);
+    }
+    if let Some(name) = setting.options.get("translation") {
+        options = options.translation(translation(name)?);
     }
     let store = Store::open_or_create(setting.directory.join("data.vellum"), &options)?;
     let trees = setting.tables.iter().map(|name| Ok(store.tree_or_create(name)?));
@@ -97,6 +100,14 @@ pub fn states(name: &str) -> Result<StatePlace> {
         "pages" => Ok(StatePlace::Pages),
         "frames" => Ok(StatePlace::Frames),
         _ => anyhow::bail!("option 'states': no '{name}'; pages or frames"),
+    }
+}
+
+fn translation(name: &str) -> Result<Translation> {
+    match name {
+        "mmu" => Ok(Translation::Mmu),
+        "table" => Ok(Translation::Table),
+        _ => anyhow::bail!("option 'translation': no '{name}'; mmu or table"),
     }
 }
 

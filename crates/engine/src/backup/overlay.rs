@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use vellum_pool::PAGE_SIZE;
-use vellum_pool::device::{Device, DeviceInfo, PageRange, ReadDone, Surface, Write};
+use vellum_pool::device::{Device, DeviceInfo, ReadDone, ReadRange, Surface, Write};
 
 use super::index::{Index, Sum, sum};
 use crate::sync::lock;
@@ -74,11 +74,11 @@ fn unreadable() -> io::Error {
 }
 
 impl Device for Overlay {
-    fn read(&self, _surface: &Surface, _range: PageRange) -> io::Result<()> {
+    fn read(&self, _surface: &Surface, _read: ReadRange) -> io::Result<()> {
         Err(unreadable())
     }
 
-    fn start_reads(&self, _surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+    fn start_reads(&self, _surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
         reads.into_iter().for_each(|(_, done)| done.call(Err(unreadable())));
     }
 

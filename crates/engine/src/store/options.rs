@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use vellum_log::LogDevice;
 use vellum_pool::device::Direct;
-use vellum_pool::{BackendChoice, PAGE_SIZE, PoolOptions, PoolSize, Replacement, StatePlace};
+use vellum_pool::{
+    BackendChoice, PAGE_SIZE, PoolOptions, PoolSize, Replacement, StatePlace, Translation,
+};
 
 use crate::error::{Error, Result};
 use crate::redo::progress::{RecoveryListener, RecoveryProgress};
@@ -25,6 +27,7 @@ pub struct Options {
     pub(crate) direct: Direct,
     pub(crate) evictors: u64,
     pub(crate) replacement: Replacement,
+    pub(crate) translation: Translation,
     pub(crate) states: StatePlace,
     /// Whether the store has a log from now on. `None`: a store in a file has one, because a folder
     /// next to the file can have the log.
@@ -58,6 +61,7 @@ impl Default for Options {
             direct: Direct::default(),
             evictors: 1,
             replacement: Replacement::default(),
+            translation: Translation::default(),
             states: StatePlace::default(),
             has_log: None,
             log_folder: None,
@@ -134,6 +138,12 @@ impl Options {
     /// The replacement policy, which chooses the pages to evict.
     pub fn replacement(mut self, replacement: Replacement) -> Options {
         self.replacement = replacement;
+        self
+    }
+
+    /// How the pool finds the memory of tree pages: by the MMU, or by a table.
+    pub fn translation(mut self, translation: Translation) -> Options {
+        self.translation = translation;
         self
     }
 
@@ -223,6 +233,8 @@ impl Options {
             backend: self.backend,
             evictors: self.evictors,
             policy: Some(self.replacement.policy(frames)),
+            translation: self.translation,
+            slot_frames: page_frames,
             states: self.states,
             read_only: self.is_read_only(),
             ..PoolOptions::default()

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use vellum_pool::PAGE_SIZE;
-use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, PageRange, ReadDone, Surface, Write};
+use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, ReadDone, ReadRange, Surface, Write};
 
 use crate::support::Random;
 
@@ -159,11 +159,11 @@ impl State {
 }
 
 impl Device for PowerDevice {
-    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
-        self.memory.read(surface, range)
+    fn read(&self, surface: &Surface, read: ReadRange) -> io::Result<()> {
+        self.memory.read(surface, read)
     }
 
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+    fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
         self.memory.start_reads(surface, reads);
     }
 

@@ -8,7 +8,7 @@
 
 use std::io;
 
-use vellum_pool::device::{Device, DeviceInfo, PageRange, ReadDone, Surface, Write};
+use vellum_pool::device::{Device, DeviceInfo, ReadDone, ReadRange, Surface, Write};
 use vellum_vm::Entry;
 
 use super::Chain;
@@ -25,18 +25,19 @@ pub const HEADER: u64 = (1 << 56) | 1;
 pub struct PatternDevice(pub Chain);
 
 impl Device for PatternDevice {
-    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
-        if !range.is_within(surface.pages().min(self.0.range())) {
+    fn read(&self, surface: &Surface, read: ReadRange) -> io::Result<()> {
+        let (pages, target) = (read.pages, read.target());
+        if !pages.is_within(self.0.range()) || !target.is_within(surface.pages()) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let mut entry = [Entry::new(range)];
+        let mut entry = [Entry::new(target)];
         if surface.must_be_populated() {
             surface.populate(&mut entry);
         }
         entry[0].result?;
-        for page in range.start..range.start + range.count {
-            let next = self.0.next(page);
-            let words = surface.address(page).cast::<u64>();
+        for index in 0..pages.count {
+            let next = self.0.next(pages.start + index);
+            let words = surface.address(read.place + index).cast::<u64>();
             // SAFETY: within the page, which lies on the surface (checked above) and which the
             // caller of a device holds exclusively.
             unsafe {
@@ -47,8 +48,8 @@ impl Device for PatternDevice {
         Ok(())
     }
 
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
-        reads.into_iter().for_each(|(range, done)| done.call(self.read(surface, range)));
+    fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
+        reads.into_iter().for_each(|(read, done)| done.call(self.read(surface, read)));
     }
 
     fn write(&self, batch: &mut [Write<'_>]) {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use vellum_vm::{END_OF_FILE, Entry, PAGE_SIZE, PageRange, Surface};
+use vellum_vm::{END_OF_FILE, Entry, PAGE_SIZE, Surface};
 
 use super::file_open::{FileLock, FileOptions, IoEngineChoice, Opened, open};
 use super::promptness::Promptness;
@@ -19,7 +19,7 @@ use super::threads::ThreadEngine;
 use super::transfer::{IoEngine, ReadRequest, file_offset};
 use super::uring::UringEngine;
 use super::workers::lock;
-use super::{Device, DeviceError, DeviceInfo, ReadDone, Write};
+use super::{Device, DeviceError, DeviceInfo, ReadDone, ReadRange, Write};
 
 /// A file or a block device; page `p` is at byte `p * 4096`.
 #[derive(Debug)]
@@ -147,34 +147,35 @@ impl FileDevice {
     }
 
     /// Populates all ranges by one call. Does nothing on a surface that a read populates by itself.
-    fn populate(&self, surface: &Surface, reads: &[(PageRange, ReadDone)]) -> Vec<Entry> {
-        let mut entries: Vec<Entry> = reads.iter().map(|(range, _)| Entry::new(*range)).collect();
+    fn populate(&self, surface: &Surface, reads: &[(ReadRange, ReadDone)]) -> Vec<Entry> {
+        let entry = |(read, _): &(ReadRange, ReadDone)| Entry::new(read.target());
+        let mut entries: Vec<Entry> = reads.iter().map(entry).collect();
         if surface.must_be_populated() {
             surface.populate(&mut entries);
         }
         entries
     }
 
-    /// The request that reads a populated range; an error if the range cannot be read.
+    /// The request that reads pages into their populated target; an error if that cannot be.
     fn request(
         &self,
         surface: &Surface,
         populated: &Entry,
-        done: ReadDone,
+        (read, done): (ReadRange, ReadDone),
     ) -> Result<ReadRequest, (ReadDone, io::Error)> {
-        let range = populated.range;
-        let offset = match file_offset(range.start) {
-            Ok(offset) if range.is_within(surface.pages()) => offset,
+        let target = populated.range;
+        let offset = match file_offset(read.pages.start) {
+            Ok(offset) if target.is_within(surface.pages()) => offset,
             Ok(_) => return Err((done, Errno::INVAL.into())),
             Err(error) => return Err((done, error)),
         };
         if let Err(errno) = populated.result {
             return Err((done, errno.into()));
         }
-        let address = surface.base().as_ptr().wrapping_add(offset as usize);
-        // SAFETY: the range is within the surface (checked), and the caller of `start_reads`
+        let address = surface.base().as_ptr().wrapping_add(target.start as usize * PAGE_SIZE);
+        // SAFETY: the target is within the surface (checked), and the caller of `start_reads`
         // keeps it mapped and to itself until `done` is called.
-        Ok(unsafe { ReadRequest::new(address, range.bytes(), offset, done) })
+        Ok(unsafe { ReadRequest::new(address, target.bytes(), offset, done) })
     }
 }
 
@@ -205,22 +206,22 @@ fn start_engine(
 }
 
 impl Device for FileDevice {
-    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
-        let mut entry = [Entry::new(range)];
-        // SAFETY: the contract of `Device::read`: the caller has the range to itself.
-        unsafe { surface.read(self.file.as_fd(), 0, &mut entry) };
-        entry[0].result.map_err(|error| match error {
+    fn read(&self, surface: &Surface, read: ReadRange) -> io::Result<()> {
+        let offset = file_offset(read.pages.start)?;
+        // SAFETY: the contract of `Device::read`: the caller has the target to itself.
+        let result = unsafe { surface.read_at(self.file.as_fd(), offset, read.target()) };
+        result.map_err(|error| match error {
             END_OF_FILE => io::ErrorKind::UnexpectedEof.into(),
             error => error.into(),
         })
     }
 
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+    fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
         let mut requests = Vec::with_capacity(reads.len());
         let mut refused = Vec::new();
         let populated = self.populate(surface, &reads);
-        for (populated, (_, done)) in populated.iter().zip(reads) {
-            match self.request(surface, populated, done) {
+        for (populated, read) in populated.iter().zip(reads) {
+            match self.request(surface, populated, read) {
                 Ok(request) => requests.push(request),
                 Err(why) => refused.push(why),
             }

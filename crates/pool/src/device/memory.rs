@@ -5,10 +5,10 @@ use std::io;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::io::Errno;
-use vellum_vm::{Entry, PAGE_SIZE, PageRange, Surface};
+use vellum_vm::{Entry, PAGE_SIZE, Surface};
 
 use super::workers::{Job, Workers};
-use super::{Device, DeviceInfo, ReadDone, Write};
+use super::{Device, DeviceInfo, ReadDone, ReadRange, Write};
 
 /// From this many pages on, one call that populates them is cheaper than their faults.
 const POPULATE_FROM: u64 = 8;
@@ -120,8 +120,9 @@ impl MemoryDevice {
         Ok(())
     }
 
-    /// The memory of a range. Populates it, unless the writes of this thread will do that as well.
-    fn target(surface: &Surface, range: PageRange, here: bool) -> io::Result<Target> {
+    /// The memory for a read. Populates it, unless the writes of this thread will do that as well.
+    fn target(surface: &Surface, read: ReadRange, here: bool) -> io::Result<Target> {
+        let range = read.target();
         if !range.is_within(surface.pages()) {
             return Err(Errno::INVAL.into());
         }
@@ -133,7 +134,7 @@ impl MemoryDevice {
             entry[0].result?;
         }
         let address = surface.base().as_ptr().wrapping_add(position(range.start)?);
-        Ok(Target { address, position: position(range.start)?, len: range.bytes() })
+        Ok(Target { address, position: position(read.pages.start)?, len: range.bytes() })
     }
 }
 
@@ -170,13 +171,13 @@ impl Target {
 }
 
 impl Device for MemoryDevice {
-    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
-        Self::target(surface, range, true)?.fill(&self.bytes)
+    fn read(&self, surface: &Surface, read: ReadRange) -> io::Result<()> {
+        Self::target(surface, read, true)?.fill(&self.bytes)
     }
 
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
-        for (range, done) in reads {
-            let target = match Self::target(surface, range, self.workers.is_none()) {
+    fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
+        for (read, done) in reads {
+            let target = match Self::target(surface, read, self.workers.is_none()) {
                 Ok(target) => target,
                 Err(error) => {
                     done.call(Err(error));

@@ -1,7 +1,7 @@
 //! Devices: the storage of pages that are not in memory.
 //!
-//! A [`Device`] moves pages between a surface and storage. Page `p` of the surface is page `p` of
-//! the storage, always: a page identifier is a position in both.
+//! A [`Device`] moves pages between a surface and storage. A page identifier is a position in the
+//! storage. On a surface of the pool the page is at the same position, or in a slot.
 //!
 //! - [`FileDevice`]: a file or a block device, past the kernel's page cache where it allows that,
 //!   with io_uring or a few threads below;
@@ -41,36 +41,58 @@ pub use memory::{Completion, MemoryDevice};
 #[cfg(any(test, feature = "testing"))]
 pub use testing::{Call, Fault, FaultPlan, FaultyDevice, HookedDevice, Operation, OperationCounts};
 
+/// Pages of the storage, and where a read puts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadRange {
+    /// The pages of the storage.
+    pub pages: PageRange,
+    /// The place of the first of them on the surface, in pages.
+    pub place: u64,
+}
+
+impl ReadRange {
+    /// The range of the surface.
+    pub fn target(self) -> PageRange {
+        PageRange::new(self.place, self.pages.count)
+    }
+}
+
+/// A read to the same position on the surface.
+impl From<PageRange> for ReadRange {
+    fn from(pages: PageRange) -> ReadRange {
+        ReadRange { pages, place: pages.start }
+    }
+}
+
 /// Storage for pages of 4 KiB.
 ///
 /// # Contract of the callers
 ///
-/// `read` and `start_reads` write into the surface's memory. The caller holds the pages of
-/// the range exclusively (no other thread reads them but optimistically, none writes them) from
-/// the call until it returns or, for `start_reads`, until the range's [`ReadDone`] is called; and
-/// keeps the surface mapped and the range populated or free to be populated for as long. The pool
-/// owns its surface and holds the page's latch in the state Locked, which is what makes these safe
-/// functions sound.
+/// `read` and `start_reads` write into the surface's memory. The caller holds the target of a read
+/// exclusively (no other thread reads it but optimistically, none writes it) from the call until it
+/// returns or, for `start_reads`, until the read's [`ReadDone`] is called; and keeps the surface
+/// mapped and the target populated or free to be populated for as long. The pool owns its surfaces
+/// and holds the page's latch in the state Locked, which is what makes these safe functions sound.
 ///
 /// # Contract of the devices
 ///
-/// The device populates a range before it, or the kernel for it, writes to the range: on some
+/// The device populates a target before it, or the kernel for it, writes to it: on some
 /// surfaces a write to a released page is an error
 /// ([`Surface::fault_behaviour`](vellum_vm::FaultBehaviour)). The former contents do not matter.
 pub trait Device: Send + Sync + fmt::Debug + 'static {
-    /// Reads `range` into the surface and populates it. Blocks.
+    /// Reads pages into the surface and populates their target. Blocks.
     ///
     /// # Errors
-    /// If the device could not read the whole range; the contents of the range are then undefined.
-    /// `UnexpectedEof` if the range does not lie wholly within the storage.
-    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()>;
+    /// If the device could not read all of them; the contents of the target are then undefined.
+    /// `UnexpectedEof` if the pages do not lie wholly within the storage.
+    fn read(&self, surface: &Surface, read: ReadRange) -> io::Result<()>;
 
     /// Starts reading each range into the surface and returns. The device calls each [`ReadDone`]
     /// exactly once with what [`read`](Device::read) would have returned, on any thread; it may
     /// call it on the calling thread before this returns. A `ReadDone` may call the device again;
     /// it should not block. The start does not block either, except on storage that answers without
     /// making a thread sleep: the calling thread does such reads itself, which is cheapest.
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>);
+    fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>);
 
     /// Writes all entries, in flight together, and blocks until all are done. Each entry gets its
     /// own result. Entries must not overlap. A written entry need not be durable: see
@@ -193,11 +215,11 @@ impl DeviceInfo {
 
 /// A shared device is a device, so that a test can keep a handle on the device of a pool.
 impl<D: Device + ?Sized> Device for Arc<D> {
-    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
-        (**self).read(surface, range)
+    fn read(&self, surface: &Surface, read: ReadRange) -> io::Result<()> {
+        (**self).read(surface, read)
     }
 
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+    fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
         (**self).start_reads(surface, reads);
     }
 

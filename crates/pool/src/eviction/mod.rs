@@ -11,10 +11,9 @@ pub(crate) mod write_back;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::core::Core;
+use crate::core::{Core, ReservedPage};
 use crate::device::Device;
 use crate::error::PoolError;
-use crate::eviction::frame_budget::Reserved;
 use crate::eviction::write_back::{HeldPages, Writer};
 use crate::page::PageRef;
 use crate::page::state::{Leave, State};
@@ -85,8 +84,8 @@ impl Eviction {
     }
 
     /// Takes the frames for a page out of the budget. Evicts other pages if there are too few.
-    pub(crate) fn reserve(&self, page: PageRef) -> Result<Reserved<'_>, PoolError> {
-        match self.core.budget.try_reserve(page.frames) {
+    pub(crate) fn reserve(&self, page: PageRef) -> Result<ReservedPage<'_>, PoolError> {
+        match self.core.try_reserve(page) {
             Some(reserved) => {
                 self.evict_ahead();
                 Ok(reserved)
@@ -96,20 +95,20 @@ impl Eviction {
     }
 
     /// As [`reserve`](Eviction::reserve), but never evicts. None if there are too few frames.
-    pub(crate) fn try_reserve(&self, page: PageRef) -> Option<Reserved<'_>> {
-        let reserved = self.core.budget.try_reserve(page.frames);
+    pub(crate) fn try_reserve(&self, page: PageRef) -> Option<ReservedPage<'_>> {
+        let reserved = self.core.try_reserve(page);
         self.evict_ahead();
         reserved
     }
 
     #[cold]
-    fn reserve_by_evicting(&self, page: PageRef) -> Result<Reserved<'_>, PoolError> {
+    fn reserve_by_evicting(&self, page: PageRef) -> Result<ReservedPage<'_>, PoolError> {
         let mut rounds = 0;
         while rounds < self.patience {
             let progress = self.progress();
             let evicted = self.evict_batch(u64::from(page.frames).max(self.batch as u64));
             self.core.counters.add(Event::EvictInline, evicted.pages);
-            if let Some(reserved) = self.core.budget.try_reserve(page.frames) {
+            if let Some(reserved) = self.core.try_reserve(page) {
                 return Ok(reserved);
             }
             if evicted.frames == 0 {
@@ -161,12 +160,13 @@ impl Eviction {
         let results = core.evict(&locked);
 
         let mut evicted = Evicted::default();
-        for (page, _) in locked.iter().zip(results).filter(|(_, result)| result.is_ok()) {
+        let gone = locked.iter().zip(results).filter(|(_, result)| result.is_ok());
+        core.put_back(gone.map(|(page, _)| {
             evicted.pages += 1;
             evicted.frames += u64::from(page.frames);
-        }
+            *page
+        }));
         core.counters.add(Event::Evict, evicted.pages);
-        core.budget.put_back(evicted.frames);
         evicted
     }
 

@@ -30,7 +30,7 @@ use crate::error::PoolError;
 use crate::page::frame_tables::FrameTables;
 use crate::page::page_bits::PageBits;
 use crate::page::parking::ParkingLot;
-use crate::page::state::{Leave, PageState, State, Word};
+use crate::page::state::{Leave, PageState, SlotMask, State, Word};
 use crate::page::{PageId, PageRef};
 use crate::sync::{AtomicU64, Ordering, thread};
 
@@ -275,7 +275,7 @@ impl FrameStates {
         self.tables.released(entries);
         for entry in entries {
             if entry.result.is_err() {
-                let _ = self.held(entry_id(entry)).unlock(Leave::Evicted, false);
+                let _ = self.held(entry_id(entry)).unlock(Leave::Evicted, false, SlotMask::NONE);
             }
             parking.wake(entry_id(entry));
         }

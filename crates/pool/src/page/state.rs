@@ -1,11 +1,15 @@
-//! The state word of a page: lock, clock mark, dirtiness and version in 64 bits.
+//! The state word of a page: lock, clock mark, dirtiness, version and slot in 64 bits.
 //!
 //! ```text
-//!  63      56  55        54      53       52            0
-//! +----------+---------+-------+--------+----------------+
-//! |  state   | waiters | dirty | urgent |    version     |
-//! +----------+---------+-------+--------+----------------+
+//!  63      56  55        54      53       52                    0
+//! +----------+---------+-------+--------+-----------+------------+
+//! |  state   | waiters | dirty | urgent |  version  |    slot    |
+//! +----------+---------+-------+--------+-----------+------------+
 //! ```
+//!
+//! In a pool that translates by table (`slots.rs`), a part of the word says in which slot the page
+//! is. That part is as wide as the number of the pool's slots ([`SlotMask`]), and the version takes
+//! the rest. Otherwise the version takes all of it.
 //!
 //! From SIGMOD'23, sections 3.2 and 3.3, with four changes. Evicted is zero, so that a fresh,
 //! lazily backed array of words means "nothing is resident". The word has a dirty bit,
@@ -18,7 +22,9 @@
 //! What holds:
 //! - Only the holder of the exclusive lock leaves `Locked`; only it changes the version.
 //! - Every exclusive unlock, eviction and free adds one to the version, so a reader whose version
-//!   still matches saw one state of the page, and it was resident throughout.
+//!   still matches saw one state of the page, and it was resident throughout. The version never
+//!   starts afresh: a page that leaves its slot and comes back to the same slot has another one.
+//! - Only the holder of the exclusive lock changes the slot.
 //! - The dirty bit changes only under the shared or the exclusive lock.
 //! - A thread that is about to park sets the waiters bit. The thread that makes the page lockable
 //!   clears the bit and wakes the waiters.
@@ -31,6 +37,7 @@ const STATE_SHIFT: u32 = 56;
 const WAITERS: u64 = 1 << 55;
 const DIRTY: u64 = 1 << 54;
 const URGENT: u64 = 1 << 53;
+/// The version and the slot.
 const VERSION: u64 = URGENT - 1;
 
 const EVICTED: u64 = 0;
@@ -40,6 +47,12 @@ const FREE: u64 = 252;
 const LOCKED: u64 = 253;
 const MARKED: u64 = 254;
 const INNER: u64 = 255;
+
+#[cfg(feature = "model")]
+std::thread_local! {
+    /// A planted bug, which the model has to find: the version of an evicted page is zero.
+    pub static VERSIONS_START_AFRESH: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
 
 /// The state in a state word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,11 +76,40 @@ pub enum State {
 /// The most holders of one page's shared lock.
 pub const SHARED_HOLDERS_MAX: u8 = (SHARED_MAX - UNLOCKED) as u8;
 
+/// The bits of a word that say in which slot a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotMask(u64);
+
+impl SlotMask {
+    /// Of a pool without slots.
+    pub(crate) const NONE: SlotMask = SlotMask(0);
+
+    /// The most slots that words have room for. With so many, the version has 26 bits.
+    pub(crate) const SLOTS_MAX: u64 = (1 << 27) - 1;
+
+    /// For slots 1 to `slots`; 0 means that the page is in none.
+    pub(crate) const fn for_slots(slots: u64) -> SlotMask {
+        assert!(slots <= Self::SLOTS_MAX);
+        SlotMask((slots + 1).next_power_of_two() - 1)
+    }
+
+    /// What the version grows by.
+    const fn version_step(self) -> u64 {
+        self.0 + 1
+    }
+}
+
 /// One reading of a state word.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Word(u64);
 
 impl Word {
+    /// The slot that the page is in; 0 if it is in none.
+    #[inline(always)]
+    pub(crate) const fn slot(self, mask: SlotMask) -> u64 {
+        self.0 & mask.0
+    }
+
     /// Of a page that is not resident and has no word of its own.
     pub(crate) const EVICTED: Word = Word(EVICTED << STATE_SHIFT);
     /// Of a page that is not allocated and has no word of its own.
@@ -119,7 +161,7 @@ impl Word {
         self.0 & URGENT != 0
     }
 
-    /// Goes up by one whenever an exclusive hold ends (53 bits, wrapping).
+    /// Differs from one exclusive hold to the next. With slots it has the slot in its low bits.
     pub const fn version(self) -> u64 {
         self.0 & VERSION
     }
@@ -149,8 +191,9 @@ impl Word {
         self.version() == later.version() && later.is_readable()
     }
 
-    const fn next_version(self) -> Word {
-        Word((self.0 & !VERSION) | (self.0.wrapping_add(1) & VERSION))
+    /// With the same slot.
+    const fn next_version(self, mask: SlotMask) -> Word {
+        Word((self.0 & !VERSION) | (self.0.wrapping_add(mask.version_step()) & VERSION))
     }
 }
 
@@ -257,10 +300,25 @@ impl PageState {
         Word(self.0.load(Ordering::Relaxed)).is_dirty()
     }
 
-    /// Ends an exclusive hold. True if there are waiters to wake.
+    /// The slot of a page that the caller holds; 0 if it is in none.
+    #[inline(always)]
+    pub(crate) fn held_slot(&self, mask: SlotMask) -> u64 {
+        Word(self.0.load(Ordering::Relaxed)).slot(mask)
+    }
+
+    /// Puts a page into a slot. The caller holds the page exclusively, and has just taken the slot;
+    /// the page was in none.
+    pub(crate) fn set_slot(&self, slot: u64) {
+        // Readers that find bytes of the new page in the slot find the old page's new version, too.
+        self.0.fetch_or(slot, Ordering::AcqRel);
+        fence(Ordering::Release);
+    }
+
+    /// Ends an exclusive hold. A page that leaves memory leaves its slot. True if there are waiters
+    /// to wake.
     #[must_use = "waiters sleep until they are woken"]
     #[inline]
-    pub fn unlock(&self, leave: Leave, dirty: bool) -> bool {
+    pub(crate) fn unlock(&self, leave: Leave, dirty: bool, mask: SlotMask) -> bool {
         let held = Word(self.0.load(Ordering::Relaxed));
         debug_assert_eq!(held.state(), State::Locked);
         let state = match leave {
@@ -269,12 +327,16 @@ impl PageState {
             Leave::Evicted => EVICTED,
             Leave::Free => FREE,
         };
-        let mut new = held.next_version().with_raw_state(state).0 & !(WAITERS | URGENT);
+        let mut new = held.next_version(mask).with_raw_state(state).0 & !(WAITERS | URGENT);
         if dirty {
             new |= DIRTY;
         }
         if matches!(leave, Leave::Evicted | Leave::Free) {
-            new &= !DIRTY;
+            new &= !(DIRTY | mask.0);
+        }
+        #[cfg(feature = "model")]
+        if leave == Leave::Evicted && VERSIONS_START_AFRESH.get() {
+            new = 0;
         }
         // Under the exclusive lock other threads can change only the waiters bit.
         Word(self.0.swap(new, Ordering::Release)).has_waiters()
@@ -324,11 +386,11 @@ impl PageState {
     }
 
     /// Frees an inner frame of a page whose memory is released and whose head is still locked.
-    pub fn free_inner(&self) {
+    pub(crate) fn free_inner(&self, mask: SlotMask) {
         let held = Word(self.0.load(Ordering::Relaxed));
         debug_assert_eq!(held.state(), State::Inner);
         // No other thread changes an inner word.
-        self.0.store(held.next_version().with_raw_state(FREE).0, Ordering::Release);
+        self.0.store(held.next_version(mask).with_raw_state(FREE).0, Ordering::Release);
     }
 
     /// Makes a word locked, or with `inner` part of the page before it, whatever it was: the caller
@@ -365,7 +427,7 @@ mod tests {
     fn resident() -> PageState {
         let page = PageState::evicted();
         assert!(page.try_lock(page.load()));
-        assert!(!page.unlock(Leave::Unlocked, false));
+        assert!(!page.unlock(Leave::Unlocked, false, SlotMask::NONE));
         page
     }
 
@@ -395,7 +457,7 @@ mod tests {
             let before = page.load();
             assert!(page.try_lock(before));
             assert!(!before.validates(page.load_after_reads()));
-            let _ = page.unlock(leave, false);
+            let _ = page.unlock(leave, false, SlotMask::NONE);
             assert!(!before.validates(page.load_after_reads()), "{leave:?}");
             assert_eq!(page.load().version(), before.version() + 1);
         }
@@ -404,7 +466,7 @@ mod tests {
     #[test]
     fn the_version_wraps_without_touching_its_neighbours() {
         let page = PageState(AtomicU64::new((LOCKED << STATE_SHIFT) | DIRTY | VERSION));
-        assert!(!page.unlock(Leave::Unlocked, false));
+        assert!(!page.unlock(Leave::Unlocked, false, SlotMask::NONE));
         assert_eq!(page.load().version(), 0);
         assert!(page.load().is_dirty());
         assert_eq!(page.load().state(), State::Unlocked);
@@ -443,12 +505,15 @@ mod tests {
     fn the_dirty_bit_survives_locks_and_goes_with_the_page() {
         let page = resident();
         assert!(page.try_lock(page.load()));
-        assert!(!page.unlock(Leave::Unlocked, true));
+        assert!(!page.unlock(Leave::Unlocked, true, SlotMask::NONE));
         assert!(page.try_lock(page.load()));
-        assert!(!page.unlock(Leave::Unlocked, false), "not dirtied again, but still dirty");
+        assert!(
+            !page.unlock(Leave::Unlocked, false, SlotMask::NONE),
+            "not dirtied again, but still dirty"
+        );
         assert!(page.load().is_dirty());
         assert!(page.try_lock(page.load()));
-        assert!(!page.unlock(Leave::Free, true));
+        assert!(!page.unlock(Leave::Free, true, SlotMask::NONE));
         assert!(!page.load().is_dirty());
     }
 
@@ -457,7 +522,7 @@ mod tests {
         let page = resident();
         assert!(page.try_lock(page.load()));
         assert!(page.try_announce_waiter(page.load()));
-        assert!(page.unlock(Leave::Unlocked, false));
+        assert!(page.unlock(Leave::Unlocked, false, SlotMask::NONE));
         assert!(!page.load().has_waiters());
     }
 

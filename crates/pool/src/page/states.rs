@@ -232,6 +232,7 @@ impl StateArray {
 #[allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 mod tests {
     use super::*;
+    use crate::page::state::{Leave, SlotMask};
 
     const GIB: u64 = (1 << 30) / 4096;
 
@@ -241,7 +242,7 @@ mod tests {
             let state = states.get(PageId(page)).unwrap();
             let seen = state.load();
             assert!(state.try_lock(seen), "the word of page {page} was changed: {seen:?}");
-            let _ = state.unlock(crate::page::state::Leave::Evicted, false);
+            let _ = state.unlock(Leave::Evicted, false, SlotMask::NONE);
         });
         huge_kib(&states.words)
     }

@@ -295,7 +295,7 @@ impl Pool {
         }
         let released = self.core.release_freed(page);
         released.map_err(|source| PoolError::Release { page, source })?;
-        self.core.budget.put_back(u64::from(page.frames));
+        self.core.put_back([page]);
         self.return_place(page)
     }
 

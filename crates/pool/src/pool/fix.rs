@@ -10,8 +10,6 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use vellum_vm::PAGE_SIZE;
-
 use crate::core::{Core, Wanted};
 use crate::error::{PoolError, Restart};
 use crate::page::PageRef;
@@ -261,9 +259,14 @@ impl Pool {
     /// is not in memory or the reference is bad. [`prefetch`](Pool::prefetch) reads pages.
     #[inline(always)]
     pub fn prefetch_bytes(&self, page: PageRef, offset: usize, len: usize) {
-        // An optimistic reader may have read any number.
-        let place = (page.id.0 as usize).wrapping_mul(PAGE_SIZE);
-        let base: *const u8 = self.core.surface.base().as_ptr().wrapping_add(place);
+        let base: *const u8 = match &self.core.slots {
+            // An optimistic reader may have read any number.
+            None => self.core.own_address(page.id),
+            Some(_) => match self.core.states.look(page.id) {
+                Some((_, seen)) => self.core.address_seen(page, seen),
+                None => return,
+            },
+        };
         let first = offset / LINE;
         for line in first..(offset + len).div_ceil(LINE) {
             prefetch_line(base.wrapping_add(line * LINE));
@@ -401,7 +404,8 @@ impl<'a> SharedGuard<'a> {
 
     /// The bytes in the form that code for optimistic readers takes.
     pub fn bytes(&self) -> RacyBytes<'_> {
-        // SAFETY: the page lies on the surface, which is mapped as long as the pool lives.
+        // SAFETY: the page lies in a slot or on the surface, which are mapped as long as the pool
+        // lives.
         unsafe { RacyBytes::new(self.core.address(self.page), self.page.bytes()) }
     }
 
@@ -468,9 +472,10 @@ impl<'a> OptimisticGuard<'a> {
     /// The bytes, as they are now.
     #[inline(always)]
     pub fn bytes(&self) -> RacyBytes<'a> {
-        // SAFETY: the page lies on the surface, which is mapped as long as the pool lives; released
-        // memory reads as zeros.
-        unsafe { RacyBytes::new(self.core.address(self.page), self.page.bytes()) }
+        // SAFETY: the page lies in a slot or on the surface, which are mapped as long as the pool
+        // lives; released memory reads as zeros.
+        let address = self.core.address_seen(self.page, self.seen);
+        unsafe { RacyBytes::new(address, self.page.bytes()) }
     }
 
     /// Checks that the page has been resident and unchanged since the guard was taken.

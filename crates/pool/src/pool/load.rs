@@ -4,10 +4,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::core::{Core, Wanted};
-use crate::device::ReadDone;
+use crate::core::{Core, ReservedPage, Wanted};
+use crate::device::{ReadDone, ReadRange, Surface};
 use crate::error::PoolError;
-use crate::eviction::frame_budget::Reserved;
 use crate::page::PageRef;
 use crate::page::state::{Leave, PageState, State, Word};
 use crate::pool::Pool;
@@ -29,6 +28,8 @@ impl LoadFailure {
 /// A read that is ready to start: the page is locked, its frames are out of the budget.
 pub(crate) struct Load {
     page: PageRef,
+    /// The place for its bytes: of its slot, or its own.
+    place: u64,
     done: ReadDone,
 }
 
@@ -49,7 +50,7 @@ struct Claimed<'a> {
     /// The states of the inner frames before the claim; none once the read has succeeded.
     inner_before: Option<InnerBefore>,
     /// The page's frames, which go back to the budget after the claim was undone.
-    reserved: Option<Reserved<'a>>,
+    reserved: Option<ReservedPage<'a>>,
 }
 
 impl Drop for Claimed<'_> {
@@ -67,12 +68,13 @@ impl Claimed<'_> {
         if self.reserved.is_none() {
             self.reserved = Some(pool.eviction.reserve(page)?);
         }
+        let (surface, place) = core.place_claimed(page);
         let started = Instant::now();
-        let result = pool.device.read(&core.surface, page.range());
+        let result = pool.device.read(surface, ReadRange { pages: page.range(), place });
         core.read_latency.record(started.elapsed(), 1);
         core.finish_read(page, result)?;
         self.inner_before = None;
-        self.reserved.take().into_iter().for_each(Reserved::keep);
+        self.reserved.take().into_iter().for_each(ReservedPage::keep);
         core.counters.count(Event::Miss);
         Ok(())
     }
@@ -233,20 +235,32 @@ impl Pool {
             ClaimOutcome::Blocked => return Ok(PrepareOutcome::Blocked),
         };
         reserved.keep();
+        let (_, place) = self.core.place_claimed(page);
         let started = Instant::now();
         let read = AsyncRead { core: self.core.clone(), page, inner_before: Some(before), failure };
         let done = ReadDone::new(move |result| {
             read.core.read_latency.record(started.elapsed(), 1);
             read.complete(result, event);
         });
-        Ok(PrepareOutcome::Ready(Load { page, done }))
+        Ok(PrepareOutcome::Ready(Load { page, place, done }))
     }
 
     /// Starts reads. Each read publishes its page when it is done.
     pub(crate) fn start_loads(&self, loads: Vec<Load>) {
+        let (slotted, own): (Vec<_>, Vec<_>) =
+            loads.into_iter().partition(|load| self.core.slots_for(load.page).is_some());
+        if let Some(slots) = &self.core.slots {
+            self.start_loads_on(slots.surface(), slotted);
+        }
+        self.start_loads_on(&self.core.surface, own);
+    }
+
+    fn start_loads_on(&self, surface: &Surface, loads: Vec<Load>) {
         if !loads.is_empty() {
-            let reads = loads.into_iter().map(|load| (load.page.range(), load.done)).collect();
-            self.device.start_reads(&self.core.surface, reads);
+            let reads = loads
+                .into_iter()
+                .map(|load| (ReadRange { pages: load.page.range(), place: load.place }, load.done));
+            self.device.start_reads(surface, reads.collect());
         }
     }
 
@@ -322,6 +336,6 @@ impl Drop for AsyncRead {
         let source = std::io::Error::other("the page format panicked while it checked the page");
         self.fail(PoolError::Read { page: self.page, source });
         self.core.unclaim(self.page, before);
-        self.core.budget.put_back(u64::from(self.page.frames));
+        self.core.put_back([self.page]);
     }
 }

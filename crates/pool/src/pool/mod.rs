@@ -19,15 +19,16 @@ use crate::device::{Device, DeviceInfo};
 use crate::error::PoolError;
 use crate::eviction::Eviction;
 use crate::eviction::write_back::HeldPages;
-use crate::huge::collapser;
+use crate::huge::{HugeChunks, HugePages, collapser};
 use crate::page::dirty_pages::DirtyPages;
 use crate::page::format::PageFormat;
 use crate::page::state::{PageState, SHARED_HOLDERS_MAX, State, Word};
 use crate::page::states::{StatePlace, States};
 use crate::page::{PageId, PageRef};
-use crate::pool::options::{CountedBytes, PoolOptions, PoolSize};
+use crate::pool::options::{CountedBytes, PoolOptions, PoolSize, Translation};
 use crate::pool::waiting_places::WaitingPlaces;
 use crate::replacement::Replacement;
+use crate::slots::Slots;
 use crate::space::Space;
 use crate::sync::{Mutex, lock, thread};
 
@@ -76,15 +77,22 @@ impl Pool {
         let policy = options.policy.unwrap_or_else(|| Replacement::default().policy(frames));
         let batch =
             options.eviction_batch.clamp(1, usize::try_from(frames / 16).unwrap_or(1).max(1));
+        let has_slots = options.translation.has_slots(options.backend, options.states)?;
         let surface = match (options.size, options.backend) {
             // The caller has not asked for a backend that takes its memory at once.
             (PoolSize::Auto, BackendChoice::Auto) => Surface::reserve(pages, options.backend)?,
+            // The memory of most pages is in slots.
+            (_, BackendChoice::Auto) if has_slots => Surface::reserve(pages, options.backend)?,
             // One batch more, as the contract allows, because releases return frames late.
             _ => Surface::reserve_with_frames(pages, frames + batch as u64, options.backend)?,
         };
+        let in_huge_pages =
+            options.huge_pages == HugePages::Auto && frames >= HugeChunks::MIN_FRAMES;
+        let slots = has_slots.then(|| Slots::new(options.slot_frames, frames, in_huge_pages));
         let states = States::new(options.states, &surface, frames + batch as u64, pages)?;
         let dirty = DirtyPages::new(pages)?;
         let core = Core::new(surface, states, dirty, frames, policy, format)
+            .with_slots(slots.transpose()?)
             .with_huge_pages(options.huge_pages, options.evictors);
         let core = Arc::new(core);
         let eviction = Arc::new(Eviction::new(
@@ -252,13 +260,34 @@ impl Pool {
     /// [`PoolStats::resident_frames`](crate::PoolStats::resident_frames) and shares no code with
     /// it. Slow: it reads `/proc/self/pagemap`.
     pub fn kernel_residency(&self, range: PageRange) -> Result<Residency, PoolError> {
-        Ok(self.core.surface.residency(range)?)
+        let on_surface = self.core.surface.residency(range)?;
+        let Some(slots) = &self.core.slots else { return Ok(on_surface) };
+        let mut pages: Vec<u64> = on_surface.iter().collect();
+        let before = slots.frames() - 1;
+        for page in range.start.saturating_sub(before)..range.start + range.count {
+            let slot = self.core.slot_of(PageId(page));
+            if slot > 0 {
+                let places = PageRange { start: slots.place(slot), count: slots.frames() };
+                let resident = slots.surface().residency(places)?;
+                pages.extend(resident.iter().map(|place| page + place - places.start));
+            }
+        }
+        Ok(Residency::of_pages(range, pages))
     }
 
-    /// How many pages of 4 KiB have memory, according to the kernel's page tables.
+    /// How many pages of 4 KiB have memory, according to the kernel's page tables. Memory of slots
+    /// counts whether a page is in it or not.
     pub fn kernel_resident_pages(&self) -> Result<u64, PoolError> {
-        let surface = &self.core.surface;
-        Ok(surface.resident_pages(PageRange { start: 0, count: surface.pages() })?)
+        let count = |surface: &Surface| {
+            surface.resident_pages(PageRange { start: 0, count: surface.pages() })
+        };
+        let in_slots = self.core.slots.as_ref().map_or(Ok(0), |slots| count(slots.surface()))?;
+        Ok(count(&self.core.surface)? + in_slots)
+    }
+
+    /// How the pool finds the memory of pages.
+    pub fn translation(&self) -> Translation {
+        if self.core.slots.is_some() { Translation::Table } else { Translation::Mmu }
     }
 
     /// The device's report about itself.

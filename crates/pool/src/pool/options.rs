@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vellum_vm::{BackendChoice, PAGE_SIZE, memory_limit};
+use vellum_vm::{BackendChoice, BackendKind, PAGE_SIZE, memory_limit};
 
 use crate::error::PoolError;
 use crate::huge::HugePages;
@@ -70,6 +70,64 @@ impl Drop for CountedBytes {
     }
 }
 
+/// How a pool finds the memory of a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Translation {
+    /// By the MMU, unless the environment variable `VELLUM_TRANSLATION` says `table`.
+    #[default]
+    Auto,
+    /// By the MMU (vmcache; SIGMOD'23, section 3): a page's place on a surface as long as the file
+    /// is its number. A hit depends on no table. Pages of all lengths are contiguous. Each page that
+    /// is faulted in or evicted takes the kernel's time.
+    Mmu,
+    /// By a table (Calico, arXiv 2604.00423): the pool's memory stays mapped, in huge pages where
+    /// the kernel has them, and the state word of a page says in which slot of it the page is. So
+    /// the kernel takes no part in a miss but the read. A hit depends on the word. Pages of other
+    /// lengths than [`slot_frames`](PoolOptions::slot_frames) are found by the MMU.
+    ///
+    /// Not on exmap, and not with [`StatePlace::Frames`].
+    Table,
+}
+
+impl Translation {
+    /// Whether pages lie in slots.
+    ///
+    /// # Errors
+    /// [`PoolError::NoTranslation`] for a table that the pool cannot have, and for a value of the
+    /// environment variable that means nothing.
+    pub(crate) fn has_slots(
+        self,
+        backend: BackendChoice,
+        states: StatePlace,
+    ) -> Result<bool, PoolError> {
+        let fits =
+            states == StatePlace::Pages && backend != BackendChoice::Only(BackendKind::Exmap);
+        match self {
+            Translation::Mmu => Ok(false),
+            Translation::Table if fits => Ok(true),
+            Translation::Table => {
+                let what = "a table has ordinary memory, and the state of each page; not an exmap, \
+                            nor states with the frames";
+                Err(PoolError::NoTranslation(what.to_owned()))
+            }
+            Translation::Auto => match std::env::var_os(TRANSLATION_VARIABLE) {
+                None => Ok(false),
+                Some(value) if value == "mmu" => Ok(false),
+                Some(value) if value == "table" => Ok(fits),
+                Some(value) => {
+                    let value = value.display();
+                    let what = format!("{TRANSLATION_VARIABLE} is {value}, not `mmu` or `table`");
+                    Err(PoolError::NoTranslation(what))
+                }
+            },
+        }
+    }
+}
+
+/// Says what [`Translation::Auto`] means.
+const TRANSLATION_VARIABLE: &str = "VELLUM_TRANSLATION";
+
 /// The options of a pool. `PoolOptions::default()` suits most programs.
 #[derive(Debug)]
 pub struct PoolOptions {
@@ -99,6 +157,11 @@ pub struct PoolOptions {
     /// a moment, and skips its turn if fewer are free. The states of the file's first pages, up to
     /// a 64th of the pool's size, are populated 2 MiB at a time. On exmap only the states are.
     pub huge_pages: HugePages,
+    /// How the pool finds a page's memory.
+    pub translation: Translation,
+    /// The length, in frames, of the pages that lie in slots if the pool translates by table: that
+    /// of most pages.
+    pub slot_frames: u32,
     /// Where the state words of pages are.
     pub states: StatePlace,
     /// Refuse to allocate and to write.
@@ -120,6 +183,8 @@ impl Default for PoolOptions {
             patience: 5_000,
             policy: None,
             huge_pages: HugePages::Auto,
+            translation: Translation::Auto,
+            slot_frames: 1,
             states: StatePlace::Pages,
             read_only: false,
         }

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::huge::{HugeChunks, HugePageStats};
 use crate::pool::Pool;
+use crate::slots::Slots;
 use crate::statistics::counters::Event;
 use crate::statistics::histogram::Latency;
 
@@ -93,8 +94,12 @@ impl Pool {
         }
     }
 
-    /// What the pool's huge pages did so far; all zero where it has none.
+    /// What the pool's huge pages did so far; all zero where it has none. Of a pool with slots: how
+    /// many chunks of these are huge now.
     pub fn huge_page_stats(&self) -> HugePageStats {
-        self.core.huge.as_ref().map_or_else(HugePageStats::default, HugeChunks::stats)
+        let mut stats =
+            self.core.huge.as_ref().map_or_else(HugePageStats::default, HugeChunks::stats);
+        stats.collapsed += self.core.slots.as_ref().map_or(0, Slots::huge_chunks);
+        stats
     }
 }

@@ -117,7 +117,7 @@ impl Reads {
         let reads = ranges.iter().map(|&range| {
             let (sender, number) = (self.sender.clone(), self.started);
             self.started += 1;
-            (range, ReadDone::new(move |result| sender.send((number, result)).unwrap()))
+            (range.into(), ReadDone::new(move |result| sender.send((number, result)).unwrap()))
         });
         device.start_reads(surface, reads.collect());
     }

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use vellum_vm::{BackendChoice, PAGE_SIZE, PageRange, Surface};
 
 use super::super::workers::{Job, Workers, lock, run_foreign, wait};
-use super::super::{Device, DeviceInfo, ReadDone, Write};
+use super::super::{Device, DeviceInfo, ReadDone, ReadRange, Write};
 use super::fault_plan::{Fault, FaultPlan, Operation};
 
 /// Threads that finish delayed reads.
@@ -204,7 +204,7 @@ impl<D: Device> Shared<D> {
             let range = PageRange { start: page, count: there };
             let scratch = lock(&self.scratch);
             scratch.grow(page + there).map_err(io::Error::other)?;
-            self.inner.read(&scratch, range)?;
+            self.inner.read(&scratch, range.into())?;
             Memory::of(&scratch, range)
                 .change(|memory| pages.bytes_mut()[..memory.len()].copy_from_slice(memory));
         }
@@ -274,23 +274,22 @@ impl Pages {
 }
 
 impl<D: Device> Device for FaultyDevice<D> {
-    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
+    fn read(&self, surface: &Surface, read: ReadRange) -> io::Result<()> {
         self.plan.pass(Operation::Read);
-        self.plan.count_read_runs(vec![range]);
+        self.plan.count_read_runs(vec![read.pages]);
         let fault = self.plan.decide(Operation::Read);
         thread::sleep(self.plan.delay());
-        self.shared.inner.read(surface, range)?;
-        match fault {
-            Some(fault) => self.shared.spoil(&self.plan, fault, range, &Memory::of(surface, range)),
-            None => Ok(()),
-        }
+        self.shared.inner.read(surface, read)?;
+        let Some(fault) = fault else { return Ok(()) };
+        self.shared.spoil(&self.plan, fault, read.pages, &Memory::of(surface, read.target()))
     }
 
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
-        self.plan.count_read_runs(reads.iter().map(|(range, _)| *range).collect());
-        let reads = reads
-            .into_iter()
-            .map(|(range, done)| (range, self.interpose(range, Memory::of(surface, range), done)));
+    fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
+        self.plan.count_read_runs(reads.iter().map(|(read, _)| read.pages).collect());
+        let reads = reads.into_iter().map(|(read, done)| {
+            let memory = Memory::of(surface, read.target());
+            (read, self.interpose(read.pages, memory, done))
+        });
         self.shared.inner.start_reads(surface, reads.collect());
     }
 

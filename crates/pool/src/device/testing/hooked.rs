@@ -5,10 +5,10 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use vellum_vm::{PageRange, Surface};
+use vellum_vm::Surface;
 
 use super::super::workers::lock;
-use super::super::{Device, DeviceInfo, ReadDone, Write};
+use super::super::{Device, DeviceInfo, ReadDone, ReadRange, Write};
 
 /// The operation for which a [`HookedDevice`] calls its hook. The hook runs before the operation,
 /// unless the operation's name says otherwise.
@@ -78,12 +78,12 @@ impl<D> fmt::Debug for HookedDevice<D> {
 }
 
 impl<D: Device> Device for HookedDevice<D> {
-    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
+    fn read(&self, surface: &Surface, read: ReadRange) -> io::Result<()> {
         self.call_hook(Call::Read);
-        self.inner.read(surface, range)
+        self.inner.read(surface, read)
     }
 
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+    fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
         self.call_hook(Call::StartReads);
         self.inner.start_reads(surface, reads);
     }

@@ -1,0 +1,469 @@
+//! Slots: memory for pages that stays mapped, in pools that translate by table.
+//!
+//! A *slot* is memory for one page. The state word of a resident page says in which slot the page is
+//! (`page/state.rs`): that is the table. So a hit is the word, the page's bytes, and the word again.
+//! Faulting a page in and evicting it move numbers, and the kernel has no part in them: no page
+//! fault, no zeroing, no release, no flush of TLBs. The slots lie in huge pages where the kernel has
+//! them, so that small pages have the reach of large ones in the TLB, also in a full pool.
+//!
+//! This is the translation of Calico (arXiv 2604.00423), with two changes. The version in the word
+//! never starts afresh, so that a reader cannot take a page that came back to its slot for the one
+//! that it has read. And pages of other lengths than a slot's lie at their own places on the
+//! surface, contiguous as ever: their words name no slot.
+//!
+//! A slot is free, or one page is in it. The thread that faults a page in holds the page
+//! exclusively, has taken the page's frames out of the budget, takes a slot and writes its number
+//! into the word. The thread that evicts or frees the page first changes the word, then gives the
+//! slot back, and then the frames. So a thread that has frames of the budget always finds a slot.
+//! An optimistic reader with an older word may read the bytes of another page. It finds that the
+//! version has changed.
+//!
+//! Slots and the surface share the pool's memory ([`Memory`]). A slot has memory from its first use
+//! on, free or not. If pages on the surface need that memory, free slots lose theirs (`trim`), and
+//! get new memory when they are needed again. A huge page is split before one of its slots loses its
+//! memory, and stays split.
+
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+use vellum_vm::{Advice, BackendChoice, Entry, HUGE_PAGES, PAGE_SIZE, PageRange, Surface};
+
+use crate::error::PoolError;
+use crate::page::PageRef;
+use crate::page::state::SlotMask;
+use crate::sync::{AtomicU64, Mutex, Ordering, lock, thread};
+
+/// Lists of free slots, so that threads share few of them.
+const LISTS: usize = if cfg!(feature = "model") { 1 } else { 16 };
+
+/// See the module's documentation. The number of a slot is that of its first frame, from 1 on.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    /// All slots, one after the other.
+    surface: Surface,
+    /// Frames of a slot.
+    frames: u64,
+    mask: SlotMask,
+    memory: Memory,
+    /// Slots without memory. Locked before the lists of free slots.
+    absent: Mutex<Absent>,
+    /// For each chunk of 512 frames: whether it is one huge page, or will be at the first touch.
+    huge: Box<[AtomicBool]>,
+    free: [FreeList; LISTS],
+}
+
+/// Slots without memory.
+#[derive(Debug)]
+struct Absent {
+    /// Slots that had memory once, or whose chunk has no huge page.
+    slots: Vec<u64>,
+    /// The frames before this one belong to slots that have memory, or are in `slots`.
+    touched: u64,
+    /// Frames of all slots.
+    end: u64,
+}
+
+/// Free slots that have memory.
+#[repr(align(128))]
+#[derive(Debug, Default)]
+struct FreeList(Mutex<Vec<u64>>);
+
+/// The frames that have memory: those of slots, and those of pages on the surface.
+#[repr(align(128))]
+#[derive(Debug)]
+struct Memory {
+    capacity: u64,
+    /// Frames of slots in the upper half, of the surface in the lower.
+    used: AtomicU64,
+}
+
+/// A frame of a slot, in [`Memory::used`].
+const OF_SLOT: u64 = 1 << 32;
+
+impl Memory {
+    /// How many frames too many there would be with `more`.
+    fn missing(&self, more: u64) -> u64 {
+        let used = self.used.load(Ordering::Relaxed);
+        (used / OF_SLOT + used % OF_SLOT + more).saturating_sub(self.capacity)
+    }
+
+    /// Counts `frames` more, in one of the halves, if there is room for them.
+    fn try_add(&self, frames: u64, unit: u64) -> bool {
+        let mut used = self.used.load(Ordering::Relaxed);
+        while used / OF_SLOT + used % OF_SLOT + frames <= self.capacity {
+            let more = used + frames * unit;
+            let (done, failed) = (Ordering::AcqRel, Ordering::Relaxed);
+            match self.used.compare_exchange_weak(used, more, done, failed) {
+                Ok(_) => return true,
+                Err(now) => used = now,
+            }
+        }
+        false
+    }
+
+    fn remove(&self, frames: u64, unit: u64) {
+        self.used.fetch_sub(frames * unit, Ordering::AcqRel);
+    }
+}
+
+std::thread_local! {
+    /// The list at which this thread begins; `LISTS` before its first look.
+    static OWN_LIST: Cell<usize> = const { Cell::new(LISTS) };
+}
+
+/// The list of the next thread that asks for one.
+static NEXT_LIST: AtomicUsize = AtomicUsize::new(0);
+
+fn own_list() -> usize {
+    if OWN_LIST.get() == LISTS {
+        OWN_LIST.set(NEXT_LIST.fetch_add(1, Ordering::Relaxed) % LISTS);
+    }
+    OWN_LIST.get()
+}
+
+impl Slots {
+    /// Slots of `frames` frames each, as many as a pool of `capacity` frames has room for. `huge`
+    /// asks the kernel for huge pages.
+    ///
+    /// # Errors
+    /// [`PoolError::TooManySlots`], or no address space.
+    pub(crate) fn new(frames: u32, capacity: u64, huge: bool) -> Result<Slots, PoolError> {
+        if capacity > SlotMask::SLOTS_MAX {
+            return Err(PoolError::TooManySlots { frames: capacity, max: SlotMask::SLOTS_MAX });
+        }
+        let frames = u64::from(frames.max(1));
+        let end = capacity - capacity % frames;
+        let surface = Surface::reserve(end, BackendChoice::Auto)?;
+        let chunks = match huge && HUGE_PAGES.is_multiple_of(frames) && surface.can_collapse() {
+            true => end / HUGE_PAGES,
+            false => 0,
+        };
+        let in_chunks = PageRange::new(0, chunks * HUGE_PAGES);
+        let advised = surface.advise(in_chunks, Advice::HugePage);
+        let chunks = if advised.is_ok() { chunks } else { 0 };
+        Ok(Slots {
+            surface,
+            frames,
+            mask: SlotMask::for_slots(end),
+            memory: Memory { capacity, used: AtomicU64::new(0) },
+            absent: Mutex::new(Absent { slots: Vec::new(), touched: 0, end }),
+            huge: (0..chunks).map(|_| AtomicBool::new(true)).collect(),
+            free: std::array::from_fn(|_| FreeList::default()),
+        })
+    }
+
+    /// Whether a page lies in a slot while it is in memory.
+    #[inline(always)]
+    pub(crate) fn fits(&self, page: PageRef) -> bool {
+        u64::from(page.frames) == self.frames
+    }
+
+    /// Frames of a slot.
+    pub(crate) fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    /// The part of the state words that names slots.
+    pub(crate) fn mask(&self) -> SlotMask {
+        self.mask
+    }
+
+    /// The memory of all slots.
+    pub(crate) fn surface(&self) -> &Surface {
+        &self.surface
+    }
+
+    /// The place of a slot's first page on [`surface`](Self::surface).
+    pub(crate) fn place(&self, slot: u64) -> u64 {
+        slot - 1
+    }
+
+    /// The address of a slot.
+    #[inline(always)]
+    pub(crate) fn address(&self, slot: u64) -> *mut u8 {
+        self.surface.base().as_ptr().wrapping_add((slot as usize).wrapping_sub(1) * PAGE_SIZE)
+    }
+
+    /// How many chunks of 512 frames are huge pages, if the kernel had these when they were touched.
+    pub(crate) fn huge_chunks(&self) -> u64 {
+        let touched = lock(&self.absent).touched / HUGE_PAGES;
+        let touched = self.huge.iter().take(touched as usize);
+        touched.filter(|huge| huge.load(Ordering::Relaxed)).count() as u64
+    }
+
+    /// Takes a free slot. The caller has taken its frames out of the budget, so there is one.
+    pub(crate) fn take(&self) -> u64 {
+        let own = own_list();
+        loop {
+            let from = |list: usize| lock(&self.free[(own + list) % LISTS].0).pop();
+            let taken = from(0).or_else(|| self.take_absent());
+            if let Some(slot) = taken.or_else(|| (1..LISTS).find_map(from)) {
+                return slot;
+            }
+            // Slots come and go between this thread's looks at the lists.
+            thread::yield_now();
+        }
+    }
+
+    /// Takes a slot that has no memory, which it gets at its first touch. None if the pool has no
+    /// memory left: then other slots are free.
+    fn take_absent(&self) -> Option<u64> {
+        let mut absent = lock(&self.absent);
+        loop {
+            if !absent.slots.is_empty() {
+                return self.memory.try_add(self.frames, OF_SLOT).then(|| absent.slots.pop())?;
+            }
+            if absent.touched == absent.end {
+                return None;
+            }
+            match self.huge.get((absent.touched / HUGE_PAGES) as usize) {
+                None => {
+                    let slot = absent.touched + 1;
+                    return self.memory.try_add(self.frames, OF_SLOT).then(|| {
+                        absent.touched += self.frames;
+                        slot
+                    });
+                }
+                Some(huge) => {
+                    let chunk = absent.touched;
+                    let first = chunk + 1;
+                    let others = 1..HUGE_PAGES / self.frames;
+                    let others = others.rev().map(|number| first + number * self.frames);
+                    if self.memory.try_add(HUGE_PAGES, OF_SLOT) {
+                        absent.touched += HUGE_PAGES;
+                        lock(&self.free[own_list()].0).extend(others);
+                        return Some(first);
+                    }
+                    // There is no room for a huge page: the chunk's slots get memory one by one.
+                    let range = PageRange::new(chunk, HUGE_PAGES);
+                    if self.memory.missing(self.frames) > 0
+                        || self.surface.advise(range, Advice::NoHugePage).is_err()
+                    {
+                        return None;
+                    }
+                    huge.store(false, Ordering::Relaxed);
+                    absent.touched += HUGE_PAGES;
+                    absent.slots.extend(others.chain([first]));
+                }
+            }
+        }
+    }
+
+    /// Gives slots back whose pages have left. The caller puts their frames back into the budget
+    /// afterwards.
+    pub(crate) fn give_back(&self, slots: &[u64]) {
+        if !slots.is_empty() {
+            lock(&self.free[own_list()].0).extend_from_slice(slots);
+        }
+    }
+
+    /// Counts the memory of a page on the surface. The caller has taken its frames out of the
+    /// budget, so as many frames of slots are free, if slots have all the memory: these lose it.
+    /// False if the kernel does not take the memory now.
+    pub(crate) fn lend(&self, frames: u32) -> bool {
+        let frames = u64::from(frames);
+        while !self.memory.try_add(frames, 1) {
+            let missing = self.memory.missing(frames);
+            if missing > 0 && !self.trim(missing) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The memory of pages on the surface was released.
+    pub(crate) fn take_home(&self, frames: u64) {
+        self.memory.remove(frames, 1);
+    }
+
+    /// Takes the memory of free slots that have `missing` frames, and of some more. False if it
+    /// took none.
+    fn trim(&self, missing: u64) -> bool {
+        let mut absent = lock(&self.absent);
+        let few = missing.div_ceil(self.frames);
+        let wanted = if self.huge.is_empty() { few } else { few.max(HUGE_PAGES / self.frames) };
+        let mut victims = self.pop_free(wanted as usize, |slot| !self.is_huge(slot));
+        if (victims.len() as u64) < few && self.split_one() {
+            let more = wanted as usize - victims.len();
+            victims.append(&mut self.pop_free(more, |slot| !self.is_huge(slot)));
+        }
+        let range = |slot: &u64| PageRange::new(self.place(*slot), self.frames);
+        let mut entries: Vec<Entry> = victims.iter().map(|slot| Entry::new(range(slot))).collect();
+        // SAFETY: the slots are free and in no list, so that only optimistic readers look at them,
+        // and those discard what they read.
+        unsafe { self.surface.release(&mut entries) };
+        let mut taken = 0;
+        for (slot, entry) in victims.into_iter().zip(entries) {
+            match entry.result {
+                Ok(()) => {
+                    absent.slots.push(slot);
+                    taken += self.frames;
+                }
+                Err(_) => self.give_back(&[slot]),
+            }
+        }
+        self.memory.remove(taken, OF_SLOT);
+        taken > 0
+    }
+
+    /// Removes up to `most` free slots from the lists, of those that `choose` likes.
+    fn pop_free(&self, most: usize, choose: impl Fn(u64) -> bool) -> Vec<u64> {
+        let mut popped = Vec::new();
+        for list in &self.free {
+            let mut list = lock(&list.0);
+            let mut index = 0;
+            while popped.len() < most && index < list.len() {
+                match choose(list[index]) {
+                    true => popped.push(list.swap_remove(index)),
+                    false => index += 1,
+                }
+            }
+        }
+        popped
+    }
+
+    /// Splits the huge page of a free slot. False if there is none, or if the kernel splits none of
+    /// them now, because of I/O.
+    fn split_one(&self) -> bool {
+        let mut declined = Vec::new();
+        loop {
+            let chunk = |slot: u64| (self.place(slot) / HUGE_PAGES) as usize;
+            let may_split = |slot| self.is_huge(slot) && !declined.contains(&chunk(slot));
+            let Some(slot) = self.pop_free(1, may_split).pop() else { return false };
+            self.give_back(&[slot]);
+            let number = chunk(slot);
+            let range = PageRange::new(number as u64 * HUGE_PAGES, HUGE_PAGES);
+            let split = self.surface.advise(range, Advice::NoHugePage).is_ok()
+                && self.surface.split(self.place(slot)).is_ok_and(|asked| asked.is_done());
+            if split {
+                self.huge[number].store(false, Ordering::Relaxed);
+                return true;
+            }
+            declined.push(number);
+        }
+    }
+
+    fn is_huge(&self, slot: u64) -> bool {
+        let chunk = self.huge.get((self.place(slot) / HUGE_PAGES) as usize);
+        chunk.is_some_and(|huge| huge.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(all(test, not(feature = "model")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_slot_is_taken_once_and_lies_within_the_memory() {
+        let slots = Slots::new(3, 32, false).unwrap();
+        let taken: Vec<u64> = (0..10).map(|_| slots.take()).collect();
+        assert_eq!(taken, (0..10).map(|slot| 1 + 3 * slot).collect::<Vec<_>>());
+        let last = slots.place(taken[9]) + 3;
+        assert!(last <= slots.surface().pages());
+        assert_eq!(slots.address(taken[1]).addr() - slots.address(taken[0]).addr(), 3 * PAGE_SIZE);
+        slots.give_back(&taken[3..5]);
+        let mut again = [slots.take(), slots.take()];
+        again.sort_unstable();
+        assert_eq!(again, [10, 13]);
+    }
+
+    #[test]
+    fn a_thread_finds_what_others_have_given_back() {
+        let slots = Slots::new(1, 8, false).unwrap();
+        let taken: Vec<u64> = (0..8).map(|_| slots.take()).collect();
+        thread::scope(|scope| {
+            scope.spawn(|| slots.give_back(&taken));
+        });
+        let mut again: Vec<u64> = (0..8).map(|_| slots.take()).collect();
+        again.sort_unstable();
+        assert_eq!(again, taken);
+    }
+
+    #[test]
+    fn a_pool_with_more_frames_than_words_can_name_is_refused() {
+        let error = Slots::new(1, SlotMask::SLOTS_MAX + 1, false).unwrap_err();
+        assert!(matches!(error, PoolError::TooManySlots { .. }), "{error}");
+    }
+
+    /// Frames that have memory, by the kernel's page tables.
+    fn resident(slots: &Slots) -> u64 {
+        let all = PageRange::new(0, slots.surface().pages());
+        slots.surface().resident_pages(all).unwrap()
+    }
+
+    /// Takes a slot and touches it.
+    fn take_and_fill(slots: &Slots) -> u64 {
+        let slot = slots.take();
+        let bytes = slots.frames as usize * PAGE_SIZE;
+        // SAFETY: the slot is the caller's, and it is mapped.
+        unsafe { slots.address(slot).write_bytes(content(slot), bytes) };
+        slot
+    }
+
+    /// Not zero: a split gives pages of zeros no memory of their own.
+    fn content(slot: u64) -> u8 {
+        (slot % 255) as u8 + 1
+    }
+
+    fn holds(slots: &Slots, slot: u64) -> bool {
+        // SAFETY: as above.
+        unsafe { slots.address(slot).read() == content(slot) }
+    }
+
+    #[test]
+    fn free_slots_lose_their_memory_to_pages_on_the_surface() {
+        let slots = Slots::new(2, 32, false).unwrap();
+        let taken: Vec<u64> = (0..16).map(|_| take_and_fill(&slots)).collect();
+        assert_eq!(resident(&slots), 32);
+        slots.give_back(&taken[4..10]);
+        assert!(slots.lend(5), "six frames of slots go");
+        assert_eq!(resident(&slots), 26);
+        assert!(slots.lend(6));
+        assert_eq!(resident(&slots), 20);
+        assert!(!slots.lend(5), "four frames are free, and one is left");
+        assert!(taken[..4].iter().chain(&taken[10..]).all(|slot| holds(&slots, *slot)));
+        slots.take_home(11);
+        (0..6).for_each(|_| _ = take_and_fill(&slots));
+        assert_eq!(resident(&slots), 32);
+    }
+
+    #[test]
+    fn huge_pages_are_split_before_their_memory_goes() {
+        // Three huge pages, and a rest.
+        let capacity = 3 * HUGE_PAGES + 100;
+        let slots = Slots::new(1, capacity, true).unwrap();
+        if slots.huge.is_empty() {
+            return println!("skipped: no huge pages here");
+        }
+        let first = take_and_fill(&slots);
+        assert_eq!(resident(&slots), HUGE_PAGES, "one touch brings a huge page");
+        assert!(slots.surface().is_huge(slots.place(first)).unwrap());
+        let taken: Vec<u64> = (1..capacity).map(|_| take_and_fill(&slots)).collect();
+        assert_eq!(resident(&slots), capacity);
+        slots.give_back(&taken[..300]);
+        assert!(slots.lend(200));
+        assert!(resident(&slots) <= capacity - 200);
+        assert_eq!(slots.huge_chunks(), 2);
+        assert!(taken[300..].iter().chain([&first]).all(|slot| holds(&slots, *slot)));
+        (0..100).for_each(|_| _ = take_and_fill(&slots));
+        assert!(!slots.lend(1), "nothing is free");
+        assert!(resident(&slots) <= capacity - 200);
+        slots.take_home(200);
+        (0..200).for_each(|_| _ = take_and_fill(&slots));
+        assert_eq!(resident(&slots), capacity);
+    }
+
+    #[test]
+    fn a_chunk_that_finds_no_room_for_a_huge_page_is_filled_slot_by_slot() {
+        let slots = Slots::new(1, 2 * HUGE_PAGES, true).unwrap();
+        if slots.huge.is_empty() {
+            return println!("skipped: no huge pages here");
+        }
+        assert!(slots.lend(HUGE_PAGES as u32 + 12));
+        (0..HUGE_PAGES - 12).for_each(|_| _ = take_and_fill(&slots));
+        assert_eq!(resident(&slots), HUGE_PAGES - 12);
+        assert_eq!(slots.huge_chunks(), 0);
+    }
+}
