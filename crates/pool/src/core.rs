@@ -59,10 +59,16 @@ pub(crate) struct Core {
 #[must_use]
 pub(crate) struct ReservedPage<'a> {
     core: &'a Core,
-    page: PageRef,
+    frames: u32,
+    in_slot: bool,
 }
 
 impl ReservedPage<'_> {
+    /// Whether the frames are those of a slot. Otherwise they are for the surface.
+    pub(crate) fn is_in_slot(&self) -> bool {
+        self.in_slot
+    }
+
     /// The page is resident now: its frames are put back when it is evicted or freed.
     pub(crate) fn keep(self) {
         std::mem::forget(self);
@@ -71,7 +77,7 @@ impl ReservedPage<'_> {
 
 impl Drop for ReservedPage<'_> {
     fn drop(&mut self) {
-        self.core.put_back([self.page]);
+        self.core.put_reserved_back(self.frames, self.in_slot);
     }
 }
 
@@ -147,7 +153,8 @@ impl Core {
             if let States::Pages(states) = &self.states {
                 states.use_huge_pages(frames * PAGE_SIZE as u64 / StateArray::HUGE_SHARE);
             }
-            let collapses = threads > 0 && self.slots.is_none() && self.surface.can_collapse();
+            let collapses = self.slots.as_ref().is_none_or(Slots::are_optional);
+            let collapses = collapses && threads > 0 && self.surface.can_collapse();
             self.huge = collapses.then(HugeChunks::new);
         }
         self
@@ -217,35 +224,41 @@ impl Core {
         self.states.held(page.id)
     }
 
-    /// The slots, if the page lies in one while it is in memory.
-    #[inline(always)]
-    pub(crate) fn slots_for(&self, page: PageRef) -> Option<&Slots> {
-        self.slots.as_ref().filter(|slots| slots.fits(page))
+    /// Notes the length of the file: new pages lie in slots when it has outgrown the pool.
+    pub(crate) fn note_file_pages(&self, pages: u64) {
+        if let Some(slots) = &self.slots {
+            slots.note_file_pages(pages);
+        }
     }
 
-    /// Takes the frames of a page out of the budget, if there are as many.
+    /// Takes the frames of a page out of the budget, if there are as many: those of a slot, if new
+    /// pages of this length lie in slots now.
     pub(crate) fn try_reserve(&self, page: PageRef) -> Option<ReservedPage<'_>> {
-        let reserved = self.budget.try_reserve(page.frames)?;
-        if let (Some(slots), None) = (&self.slots, self.slots_for(page))
-            && !slots.lend(page.frames)
-        {
+        match &self.slots {
+            Some(slots) if slots.want(page) => {
+                self.budget.try_reserve(page.frames)?.keep();
+                Some(ReservedPage { core: self, frames: page.frames, in_slot: true })
+            }
+            _ => self.try_reserve_on_surface(page.frames),
+        }
+    }
+
+    /// Takes frames for the surface out of the budget, if there are as many.
+    pub(crate) fn try_reserve_on_surface(&self, frames: u32) -> Option<ReservedPage<'_>> {
+        let reserved = self.budget.try_reserve(frames)?;
+        if self.slots.as_ref().is_some_and(|slots| !slots.lend(frames)) {
             return None;
         }
         reserved.keep();
-        Some(ReservedPage { core: self, page })
+        Some(ReservedPage { core: self, frames, in_slot: false })
     }
 
-    /// Puts the frames of pages back whose memory was released.
-    pub(crate) fn put_back(&self, pages: impl IntoIterator<Item = PageRef>) {
-        let (mut frames, mut on_surface) = (0, 0);
-        for page in pages {
-            frames += u64::from(page.frames);
-            on_surface += if self.slots_for(page).is_none() { u64::from(page.frames) } else { 0 };
+    /// Puts frames back that were taken for a page which did not become resident.
+    pub(crate) fn put_reserved_back(&self, frames: u32, in_slot: bool) {
+        if let (Some(slots), false) = (&self.slots, in_slot) {
+            slots.take_home(u64::from(frames));
         }
-        if let Some(slots) = &self.slots {
-            slots.take_home(on_surface);
-        }
-        self.budget.put_back(frames);
+        self.budget.put_back(u64::from(frames));
     }
 
     /// The slot of a page that the caller holds; 0 if it is in none.

@@ -96,14 +96,14 @@ impl Core {
     ///
     /// # Errors
     /// [`PoolError::InUse`] or [`PoolError::Populate`]. Nothing changed.
-    pub(crate) fn claim_unallocated(&self, page: PageRef) -> Result<(), PoolError> {
+    pub(crate) fn claim_unallocated(&self, page: PageRef, in_slot: bool) -> Result<(), PoolError> {
         for _ in 0..RETRIES {
             let claim = match &self.states {
                 States::Pages(_) => self.lock_unallocated(page),
                 States::Frames(states) => states.claim_free(&self.surface, &self.parking, page),
             };
             match claim {
-                Claim::Ours => return self.fill_unallocated(page),
+                Claim::Ours => return self.fill_unallocated(page, in_slot),
                 Claim::Failed(errno) => {
                     return Err(PoolError::Populate { page, source: errno.into() });
                 }
@@ -142,23 +142,23 @@ impl Core {
         Claim::Ours
     }
 
-    /// Gives a claimed page its slot, if it lies in one. The caller has taken its frames out of the
-    /// budget. Returns the surface and the place on it for the page's bytes.
-    pub(crate) fn place_claimed(&self, page: PageRef) -> (&Surface, u64) {
-        match self.slots_for(page) {
-            None => (&self.surface, page.id.0),
-            Some(slots) => {
+    /// Gives a claimed page a slot, if the frames that the caller has taken out of the budget are
+    /// those of one. Returns the surface and the place on it for the page's bytes.
+    pub(crate) fn place_claimed(&self, page: PageRef, in_slot: bool) -> (&Surface, u64) {
+        match &self.slots {
+            Some(slots) if in_slot => {
                 let slot = slots.take();
                 self.held(page).set_slot(slot);
                 (slots.surface(), slots.place(slot))
             }
+            _ => (&self.surface, page.id.0),
         }
     }
 
     /// Gives a locked page that is being allocated its memory, and joins its frames.
-    fn fill_unallocated(&self, page: PageRef) -> Result<(), PoolError> {
-        if self.slots_for(page).is_some() {
-            self.place_claimed(page);
+    fn fill_unallocated(&self, page: PageRef, in_slot: bool) -> Result<(), PoolError> {
+        if in_slot {
+            self.place_claimed(page, in_slot);
             // SAFETY: the page lies in its slot, which is mapped, and is held exclusively; what
             // optimistic readers read of it is discarded.
             unsafe { self.address(page).write_bytes(0, page.bytes()) };
@@ -275,7 +275,7 @@ impl Core {
     /// caller holds the page exclusively and has taken its frames out of the budget.
     pub(crate) fn admit(&self, page: PageRef) {
         self.policy.admit(page);
-        if let Some(huge) = &self.huge {
+        if let (Some(huge), 0) = (&self.huge, self.held_slot(page)) {
             huge.admit(page.range());
         }
     }
@@ -289,18 +289,23 @@ impl Core {
             return;
         }
         let slot = self.held_slot(page);
-        if self.slots_for(page).is_none() {
+        if slot == 0 {
             self.release_small(&mut [Entry::new(page.range())]);
         }
         self.unlock_inner(page, before.0);
         self.unlock(page, Leave::Evicted, false);
-        self.give_slots_back(&[slot]);
+        if let (Some(slots), 1..) = (&self.slots, slot) {
+            slots.give_back(slot);
+        }
     }
 
-    /// Gives the slots of pages back that have left. A page alone may have had none, which is 0.
-    fn give_slots_back(&self, slots: &[u64]) {
-        if let (Some(own), false) = (&self.slots, slots == [0]) {
-            own.give_back(slots);
+    /// Gives the frames of a page back that has left: its slot, or those of the surface. The caller
+    /// puts them back into the budget afterwards.
+    fn give_back_frames(&self, page: PageRef, slot: u64) {
+        match &self.slots {
+            None => {}
+            Some(slots) if slot == 0 => slots.take_home(u64::from(page.frames)),
+            Some(slots) => slots.give_back(slot),
         }
     }
 
@@ -313,8 +318,9 @@ impl Core {
     /// fails stays resident, unlocked.
     pub(crate) fn evict(&self, pages: &[PageRef]) -> Vec<Result<(), Errno>> {
         pages.iter().for_each(|page| self.begin_release(*page, Leave::Evicted));
-        let on_surface = pages.iter().filter(|page| self.slots_for(**page).is_none());
-        let mut entries: Vec<Entry> = on_surface.map(|page| self.entry(*page)).collect();
+        let slots: Vec<u64> = pages.iter().map(|page| self.held_slot(*page)).collect();
+        let on_surface = pages.iter().zip(&slots).filter(|(_, slot)| **slot == 0);
+        let mut entries: Vec<Entry> = on_surface.map(|(page, _)| self.entry(*page)).collect();
         match &self.huge {
             Some(huge) => {
                 huge.release(&self.surface, &mut entries, |entries| self.release_small(entries));
@@ -322,30 +328,25 @@ impl Core {
             None => self.release_small(&mut entries),
         }
         let mut released = entries.into_iter().map(|entry| entry.result);
-        let mut slots = Vec::new();
-        let results = pages.iter().map(|page| {
-            let result = match self.slots_for(*page) {
-                None => released.next().unwrap_or(Ok(())),
-                Some(_) => {
-                    slots.push(self.held_slot(*page));
-                    Ok(())
-                }
+        let results = pages.iter().zip(&slots).map(|(page, slot)| {
+            let result = match slot {
+                0 => released.next().unwrap_or(Ok(())),
+                _ => Ok(()),
             };
             self.end_release(*page, Leave::Evicted, result)
+                .inspect(|()| self.give_back_frames(*page, *slot))
         });
-        let results = results.collect();
-        self.give_slots_back(&slots);
-        results
+        results.collect()
     }
 
     /// As [`evict`](Core::evict), for one page that is freed. Where `evict` would say EBUSY, this
     /// waits a little, because no later eviction retries. If the release fails all the same, the
     /// page stays resident, unlocked.
     pub(crate) fn release_freed(&self, page: PageRef) -> io::Result<()> {
-        if self.slots_for(page).is_some() {
-            let slot = self.held_slot(page);
+        let slot = self.held_slot(page);
+        if slot > 0 {
             self.end_release(page, Leave::Free, Ok(()))?;
-            self.give_slots_back(&[slot]);
+            self.give_back_frames(page, slot);
             return Ok(());
         }
         self.begin_release(page, Leave::Free);
@@ -357,7 +358,9 @@ impl Core {
             }
             None => self.release_small(std::slice::from_mut(&mut entry)),
         }
-        Ok(self.end_release(page, Leave::Free, entry.result)?)
+        self.end_release(page, Leave::Free, entry.result)?;
+        self.give_back_frames(page, slot);
+        Ok(())
     }
 
     /// Frees an evicted page whose word was `seen`. None if the word has changed; false if a thread

@@ -8,8 +8,10 @@
 //!
 //! This is the translation of Calico (arXiv 2604.00423), with two changes. The version in the word
 //! never starts afresh, so that a reader cannot take a page that came back to its slot for the one
-//! that it has read. And pages of other lengths than a slot's lie at their own places on the
-//! surface, contiguous as ever: their words name no slot.
+//! that it has read. And a page may lie at its own place on the surface instead: its word names no
+//! slot then. Pages of other lengths than a slot's always lie there, contiguous as ever; and if the
+//! caller leaves the choice to the pool, all pages do as long as the file fits the pool: then a hit
+//! depends on no table, and nothing has to leave.
 //!
 //! A slot is free, or one page is in it. The thread that faults a page in holds the page
 //! exclusively, has taken the page's frames out of the budget, takes a slot and writes its number
@@ -46,12 +48,23 @@ pub(crate) struct Slots {
     /// Frames of a slot.
     frames: u64,
     mask: SlotMask,
+    use_when: UseSlots,
+    /// Whether new pages lie in slots.
+    are_used: AtomicBool,
     memory: Memory,
     /// Slots without memory. Locked before the lists of free slots.
     absent: Mutex<Absent>,
     /// For each chunk of 512 frames: whether it is one huge page, or will be at the first touch.
     huge: Box<[AtomicBool]>,
     free: [FreeList; LISTS],
+}
+
+/// When pages lie in slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UseSlots {
+    Always,
+    /// Pages that become resident while the file is longer than the pool.
+    WhenOutgrown,
 }
 
 /// Slots without memory.
@@ -129,7 +142,12 @@ impl Slots {
     ///
     /// # Errors
     /// [`PoolError::TooManySlots`], or no address space.
-    pub(crate) fn new(frames: u32, capacity: u64, huge: bool) -> Result<Slots, PoolError> {
+    pub(crate) fn new(
+        frames: u32,
+        capacity: u64,
+        use_when: UseSlots,
+        huge: bool,
+    ) -> Result<Slots, PoolError> {
         if capacity > SlotMask::SLOTS_MAX {
             return Err(PoolError::TooManySlots { frames: capacity, max: SlotMask::SLOTS_MAX });
         }
@@ -147,6 +165,8 @@ impl Slots {
             surface,
             frames,
             mask: SlotMask::for_slots(end),
+            use_when,
+            are_used: AtomicBool::new(use_when == UseSlots::Always),
             memory: Memory { capacity, used: AtomicU64::new(0) },
             absent: Mutex::new(Absent { slots: Vec::new(), touched: 0, end }),
             huge: (0..chunks).map(|_| AtomicBool::new(true)).collect(),
@@ -154,10 +174,25 @@ impl Slots {
         })
     }
 
-    /// Whether a page lies in a slot while it is in memory.
-    #[inline(always)]
-    pub(crate) fn fits(&self, page: PageRef) -> bool {
-        u64::from(page.frames) == self.frames
+    /// Whether pages that become resident now lie in slots, if they have the length of these.
+    pub(crate) fn are_used(&self) -> bool {
+        self.are_used.load(Ordering::Relaxed)
+    }
+
+    /// Whether a page that becomes resident now lies in a slot.
+    pub(crate) fn want(&self, page: PageRef) -> bool {
+        u64::from(page.frames) == self.frames && self.are_used()
+    }
+
+    /// Whether pages lie in slots only once the file has outgrown the pool.
+    pub(crate) fn are_optional(&self) -> bool {
+        self.use_when == UseSlots::WhenOutgrown
+    }
+
+    /// Notes the length of the file.
+    pub(crate) fn note_file_pages(&self, pages: u64) {
+        let outgrown = pages > self.memory.capacity - self.memory.capacity / 16;
+        self.are_used.store(!self.are_optional() || outgrown, Ordering::Relaxed);
     }
 
     /// Frames of a slot.
@@ -236,12 +271,13 @@ impl Slots {
                         lock(&self.free[own_list()].0).extend(others);
                         return Some(first);
                     }
+                    if self.memory.missing(self.frames) > 0 {
+                        return None;
+                    }
                     // There is no room for a huge page: the chunk's slots get memory one by one.
                     let range = PageRange::new(chunk, HUGE_PAGES);
-                    if self.memory.missing(self.frames) > 0
-                        || self.surface.advise(range, Advice::NoHugePage).is_err()
-                    {
-                        return None;
+                    if let Err(error) = self.surface.advise(range, Advice::NoHugePage) {
+                        tracing::warn!("the pool may take 2 MiB more than its size: {error}");
                     }
                     huge.store(false, Ordering::Relaxed);
                     absent.touched += HUGE_PAGES;
@@ -251,12 +287,10 @@ impl Slots {
         }
     }
 
-    /// Gives slots back whose pages have left. The caller puts their frames back into the budget
+    /// Gives a slot back whose page has left. The caller puts its frames back into the budget
     /// afterwards.
-    pub(crate) fn give_back(&self, slots: &[u64]) {
-        if !slots.is_empty() {
-            lock(&self.free[own_list()].0).extend_from_slice(slots);
-        }
+    pub(crate) fn give_back(&self, slot: u64) {
+        lock(&self.free[own_list()].0).push(slot);
     }
 
     /// Counts the memory of a page on the surface. The caller has taken its frames out of the
@@ -301,7 +335,7 @@ impl Slots {
                     absent.slots.push(slot);
                     taken += self.frames;
                 }
-                Err(_) => self.give_back(&[slot]),
+                Err(_) => self.give_back(slot),
             }
         }
         self.memory.remove(taken, OF_SLOT);
@@ -332,7 +366,7 @@ impl Slots {
             let chunk = |slot: u64| (self.place(slot) / HUGE_PAGES) as usize;
             let may_split = |slot| self.is_huge(slot) && !declined.contains(&chunk(slot));
             let Some(slot) = self.pop_free(1, may_split).pop() else { return false };
-            self.give_back(&[slot]);
+            self.give_back(slot);
             let number = chunk(slot);
             let range = PageRange::new(number as u64 * HUGE_PAGES, HUGE_PAGES);
             let split = self.surface.advise(range, Advice::NoHugePage).is_ok()
@@ -357,13 +391,13 @@ mod tests {
 
     #[test]
     fn every_slot_is_taken_once_and_lies_within_the_memory() {
-        let slots = Slots::new(3, 32, false).unwrap();
+        let slots = Slots::new(3, 32, UseSlots::Always, false).unwrap();
         let taken: Vec<u64> = (0..10).map(|_| slots.take()).collect();
         assert_eq!(taken, (0..10).map(|slot| 1 + 3 * slot).collect::<Vec<_>>());
         let last = slots.place(taken[9]) + 3;
         assert!(last <= slots.surface().pages());
         assert_eq!(slots.address(taken[1]).addr() - slots.address(taken[0]).addr(), 3 * PAGE_SIZE);
-        slots.give_back(&taken[3..5]);
+        taken[3..5].iter().for_each(|slot| slots.give_back(*slot));
         let mut again = [slots.take(), slots.take()];
         again.sort_unstable();
         assert_eq!(again, [10, 13]);
@@ -371,10 +405,10 @@ mod tests {
 
     #[test]
     fn a_thread_finds_what_others_have_given_back() {
-        let slots = Slots::new(1, 8, false).unwrap();
+        let slots = Slots::new(1, 8, UseSlots::Always, false).unwrap();
         let taken: Vec<u64> = (0..8).map(|_| slots.take()).collect();
         thread::scope(|scope| {
-            scope.spawn(|| slots.give_back(&taken));
+            scope.spawn(|| taken.iter().for_each(|slot| slots.give_back(*slot)));
         });
         let mut again: Vec<u64> = (0..8).map(|_| slots.take()).collect();
         again.sort_unstable();
@@ -383,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_pool_with_more_frames_than_words_can_name_is_refused() {
-        let error = Slots::new(1, SlotMask::SLOTS_MAX + 1, false).unwrap_err();
+        let error = Slots::new(1, SlotMask::SLOTS_MAX + 1, UseSlots::Always, false).unwrap_err();
         assert!(matches!(error, PoolError::TooManySlots { .. }), "{error}");
     }
 
@@ -414,10 +448,10 @@ mod tests {
 
     #[test]
     fn free_slots_lose_their_memory_to_pages_on_the_surface() {
-        let slots = Slots::new(2, 32, false).unwrap();
+        let slots = Slots::new(2, 32, UseSlots::Always, false).unwrap();
         let taken: Vec<u64> = (0..16).map(|_| take_and_fill(&slots)).collect();
         assert_eq!(resident(&slots), 32);
-        slots.give_back(&taken[4..10]);
+        taken[4..10].iter().for_each(|slot| slots.give_back(*slot));
         assert!(slots.lend(5), "six frames of slots go");
         assert_eq!(resident(&slots), 26);
         assert!(slots.lend(6));
@@ -433,7 +467,7 @@ mod tests {
     fn huge_pages_are_split_before_their_memory_goes() {
         // Three huge pages, and a rest.
         let capacity = 3 * HUGE_PAGES + 100;
-        let slots = Slots::new(1, capacity, true).unwrap();
+        let slots = Slots::new(1, capacity, UseSlots::Always, true).unwrap();
         if slots.huge.is_empty() {
             return println!("skipped: no huge pages here");
         }
@@ -442,7 +476,7 @@ mod tests {
         assert!(slots.surface().is_huge(slots.place(first)).unwrap());
         let taken: Vec<u64> = (1..capacity).map(|_| take_and_fill(&slots)).collect();
         assert_eq!(resident(&slots), capacity);
-        slots.give_back(&taken[..300]);
+        taken[..300].iter().for_each(|slot| slots.give_back(*slot));
         assert!(slots.lend(200));
         assert!(resident(&slots) <= capacity - 200);
         assert_eq!(slots.huge_chunks(), 2);
@@ -457,7 +491,7 @@ mod tests {
 
     #[test]
     fn a_chunk_that_finds_no_room_for_a_huge_page_is_filled_slot_by_slot() {
-        let slots = Slots::new(1, 2 * HUGE_PAGES, true).unwrap();
+        let slots = Slots::new(1, 2 * HUGE_PAGES, UseSlots::Always, true).unwrap();
         if slots.huge.is_empty() {
             return println!("skipped: no huge pages here");
         }

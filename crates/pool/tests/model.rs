@@ -46,6 +46,8 @@ fn check(scenario: impl Fn() + Send + Sync + 'static) {
         (StatePlace::Pages, Translation::Mmu),
         (StatePlace::Frames, Translation::Mmu),
         (StatePlace::Pages, Translation::Table),
+        // By the MMU at first, and by a table when the file is longer than the pool.
+        (StatePlace::Pages, Translation::Auto),
     ] {
         KIND.set(kind);
         let (random, pct) = (scenario.clone(), scenario.clone());

@@ -160,13 +160,12 @@ impl Eviction {
         let results = core.evict(&locked);
 
         let mut evicted = Evicted::default();
-        let gone = locked.iter().zip(results).filter(|(_, result)| result.is_ok());
-        core.put_back(gone.map(|(page, _)| {
+        for (page, _) in locked.iter().zip(results).filter(|(_, result)| result.is_ok()) {
             evicted.pages += 1;
             evicted.frames += u64::from(page.frames);
-            *page
-        }));
+        }
         core.counters.add(Event::Evict, evicted.pages);
+        core.budget.put_back(evicted.frames);
         evicted
     }
 

@@ -4,6 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vellum_vm::HUGE_PAGES;
+
 use crate::core::Core;
 use crate::huge::Attempt;
 use crate::sync::thread;
@@ -32,7 +34,8 @@ fn run(core: &Core) {
     let mut failures = 0;
     while let Some(chunk) = huge.candidates.next() {
         let started = Instant::now();
-        let attempt = huge.try_collapse(&core.surface, &core.budget, chunk);
+        let take_frames = || core.try_reserve_on_surface(HUGE_PAGES as u32);
+        let attempt = huge.try_collapse(&core.surface, &core.budget, take_frames, chunk);
         if let Attempt::Later(wait) | Attempt::Declined(wait) = attempt {
             let later = Instant::now() + Duration::from_millis(u64::from(wait));
             huge.candidates.add_at(chunk, later);

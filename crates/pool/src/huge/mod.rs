@@ -309,7 +309,14 @@ impl HugeChunks {
     }
 
     /// Collapses a candidate if its time has come, and its neighbours if theirs has too.
-    fn try_collapse(&self, surface: &Surface, budget: &FrameBudget, place: u64) -> Attempt {
+    /// `take_frames` takes the 512 frames out of the budget that the new huge page has for a moment.
+    fn try_collapse<R>(
+        &self,
+        surface: &Surface,
+        budget: &FrameBudget,
+        take_frames: impl FnOnce() -> Option<R>,
+        place: u64,
+    ) -> Attempt {
         let chunk = self.chunks.get(place);
         let seen = chunk.load();
         if !(seen.is_whole() && seen.phase() == Phase::Small) {
@@ -320,7 +327,7 @@ impl HugeChunks {
         if left > 0 {
             return Attempt::Later(left);
         }
-        let Some(_frames) = budget.try_reserve(HUGE_PAGES as u32) else {
+        let Some(_frames) = take_frames() else {
             return Attempt::Later(FIRST_WAIT << PRESSED);
         };
         let ripe = |seen: Seen| seen.is_queued() && time_left(seen, now, pressed) == 0;

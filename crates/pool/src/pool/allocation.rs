@@ -60,7 +60,7 @@ impl Pool {
         }
         let reserved = self.eviction.reserve(PageRef::new(0, frames))?;
         let Some(page) = take(self)? else { return Ok(None) };
-        match self.core.claim_unallocated(page) {
+        match self.core.claim_unallocated(page, reserved.is_in_slot()) {
             Err(error @ PoolError::Populate { .. }) => {
                 self.give_place_up(page)?;
                 return Err(error);
@@ -192,6 +192,7 @@ impl Pool {
             other => other,
         })?;
         self.file_pages.store(pages, Ordering::Release);
+        self.core.note_file_pages(pages);
         Ok(())
     }
 
@@ -295,7 +296,7 @@ impl Pool {
         }
         let released = self.core.release_freed(page);
         released.map_err(|source| PoolError::Release { page, source })?;
-        self.core.put_back([page]);
+        self.core.budget.put_back(u64::from(page.frames));
         self.return_place(page)
     }
 
@@ -361,6 +362,7 @@ impl Pool {
         if end < self.file_pages.load(Ordering::Acquire) {
             self.device.resize(end).map_err(PoolError::Resize)?;
             self.file_pages.store(end, Ordering::Release);
+            self.core.note_file_pages(end);
         }
         Ok(end)
     }

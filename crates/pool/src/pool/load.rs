@@ -28,6 +28,7 @@ impl LoadFailure {
 /// A read that is ready to start: the page is locked, its frames are out of the budget.
 pub(crate) struct Load {
     page: PageRef,
+    in_slot: bool,
     /// The place for its bytes: of its slot, or its own.
     place: u64,
     done: ReadDone,
@@ -65,10 +66,12 @@ impl Claimed<'_> {
     /// Reads the page. Then the caller holds it exclusively.
     fn read(mut self) -> Result<(), PoolError> {
         let (pool, page, core) = (self.pool, self.page, &*self.pool.core);
-        if self.reserved.is_none() {
-            self.reserved = Some(pool.eviction.reserve(page)?);
-        }
-        let (surface, place) = core.place_claimed(page);
+        let reserved = match self.reserved.take() {
+            Some(reserved) => reserved,
+            None => pool.eviction.reserve(page)?,
+        };
+        let in_slot = self.reserved.insert(reserved).is_in_slot();
+        let (surface, place) = core.place_claimed(page, in_slot);
         let started = Instant::now();
         let result = pool.device.read(surface, ReadRange { pages: page.range(), place });
         core.read_latency.record(started.elapsed(), 1);
@@ -234,21 +237,27 @@ impl Pool {
             ClaimOutcome::Lost => return Ok(PrepareOutcome::NotNow),
             ClaimOutcome::Blocked => return Ok(PrepareOutcome::Blocked),
         };
+        let in_slot = reserved.is_in_slot();
         reserved.keep();
-        let (_, place) = self.core.place_claimed(page);
+        let (_, place) = self.core.place_claimed(page, in_slot);
         let started = Instant::now();
-        let read = AsyncRead { core: self.core.clone(), page, inner_before: Some(before), failure };
+        let read = AsyncRead {
+            core: self.core.clone(),
+            page,
+            in_slot,
+            inner_before: Some(before),
+            failure,
+        };
         let done = ReadDone::new(move |result| {
             read.core.read_latency.record(started.elapsed(), 1);
             read.complete(result, event);
         });
-        Ok(PrepareOutcome::Ready(Load { page, place, done }))
+        Ok(PrepareOutcome::Ready(Load { page, in_slot, place, done }))
     }
 
     /// Starts reads. Each read publishes its page when it is done.
     pub(crate) fn start_loads(&self, loads: Vec<Load>) {
-        let (slotted, own): (Vec<_>, Vec<_>) =
-            loads.into_iter().partition(|load| self.core.slots_for(load.page).is_some());
+        let (slotted, own): (Vec<_>, Vec<_>) = loads.into_iter().partition(|load| load.in_slot);
         if let Some(slots) = &self.core.slots {
             self.start_loads_on(slots.surface(), slotted);
         }
@@ -304,6 +313,8 @@ impl Pool {
 struct AsyncRead {
     core: Arc<Core>,
     page: PageRef,
+    /// Whether its frames are those of a slot.
+    in_slot: bool,
     /// The states of the inner frames before the claim; none once the page is published.
     inner_before: Option<InnerBefore>,
     failure: Option<Arc<LoadFailure>>,
@@ -336,6 +347,6 @@ impl Drop for AsyncRead {
         let source = std::io::Error::other("the page format panicked while it checked the page");
         self.fail(PoolError::Read { page: self.page, source });
         self.core.unclaim(self.page, before);
-        self.core.put_back([self.page]);
+        self.core.put_reserved_back(self.page.frames, self.in_slot);
     }
 }

@@ -28,7 +28,7 @@ use crate::page::{PageId, PageRef};
 use crate::pool::options::{CountedBytes, PoolOptions, PoolSize, Translation};
 use crate::pool::waiting_places::WaitingPlaces;
 use crate::replacement::Replacement;
-use crate::slots::Slots;
+use crate::slots::{Slots, UseSlots};
 use crate::space::Space;
 use crate::sync::{Mutex, lock, thread};
 
@@ -77,23 +77,33 @@ impl Pool {
         let policy = options.policy.unwrap_or_else(|| Replacement::default().policy(frames));
         let batch =
             options.eviction_batch.clamp(1, usize::try_from(frames / 16).unwrap_or(1).max(1));
-        let has_slots = options.translation.has_slots(options.backend, options.states)?;
+        let use_slots = options.translation.use_slots(options.backend, options.states)?;
         let surface = match (options.size, options.backend) {
             // The caller has not asked for a backend that takes its memory at once.
             (PoolSize::Auto, BackendChoice::Auto) => Surface::reserve(pages, options.backend)?,
-            // The memory of most pages is in slots.
-            (_, BackendChoice::Auto) if has_slots => Surface::reserve(pages, options.backend)?,
+            // Most pages are in slots.
+            (_, BackendChoice::Auto) if use_slots == Some(UseSlots::Always) => {
+                Surface::reserve(pages, options.backend)?
+            }
             // One batch more, as the contract allows, because releases return frames late.
             _ => Surface::reserve_with_frames(pages, frames + batch as u64, options.backend)?,
         };
-        let in_huge_pages =
-            options.huge_pages == HugePages::Auto && frames >= HugeChunks::MIN_FRAMES;
-        let slots = has_slots.then(|| Slots::new(options.slot_frames, frames, in_huge_pages));
+        let use_slots = use_slots.filter(|_| surface.backend() != BackendKind::Exmap);
+        let huge = options.huge_pages == HugePages::Auto && frames >= HugeChunks::MIN_FRAMES;
+        let new_slots = |when| Slots::new(options.slot_frames, frames, when, huge);
+        let slots = match use_slots.map(new_slots).transpose() {
+            // The pool has the choice.
+            Err(PoolError::TooManySlots { .. }) if use_slots == Some(UseSlots::WhenOutgrown) => {
+                None
+            }
+            slots => slots?,
+        };
         let states = States::new(options.states, &surface, frames + batch as u64, pages)?;
         let dirty = DirtyPages::new(pages)?;
         let core = Core::new(surface, states, dirty, frames, policy, format)
-            .with_slots(slots.transpose()?)
+            .with_slots(slots)
             .with_huge_pages(options.huge_pages, options.evictors);
+        core.note_file_pages(pages);
         let core = Arc::new(core);
         let eviction = Arc::new(Eviction::new(
             core.clone(),
@@ -285,9 +295,13 @@ impl Pool {
         Ok(count(&self.core.surface)? + in_slots)
     }
 
-    /// How the pool finds the memory of pages.
+    /// How the pool finds the memory of a page that becomes resident now. Pages that are resident
+    /// may still be found the other way.
     pub fn translation(&self) -> Translation {
-        if self.core.slots.is_some() { Translation::Table } else { Translation::Mmu }
+        match &self.core.slots {
+            Some(slots) if slots.are_used() => Translation::Table,
+            _ => Translation::Mmu,
+        }
     }
 
     /// The device's report about itself.

@@ -8,6 +8,7 @@ use crate::error::PoolError;
 use crate::huge::HugePages;
 use crate::page::states::StatePlace;
 use crate::replacement::ReplacementPolicy;
+use crate::slots::UseSlots;
 
 /// How much memory a pool may use for pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,11 +71,12 @@ impl Drop for CountedBytes {
     }
 }
 
-/// How a pool finds the memory of a page.
+/// How a pool finds the memory of a page (docs/translation.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Translation {
-    /// By the MMU, unless the environment variable `VELLUM_TRANSLATION` says `table`.
+    /// By the MMU, and from the moment at which the file is longer than the pool by a table; or as
+    /// the environment variable `VELLUM_TRANSLATION` says, `mmu` or `table`. By the MMU on exmap.
     #[default]
     Auto,
     /// By the MMU (vmcache; SIGMOD'23, section 3): a page's place on a surface as long as the file
@@ -90,32 +92,37 @@ pub enum Translation {
     Table,
 }
 
+/// Says what [`Translation::Auto`] means.
+const TRANSLATION_VARIABLE: &str = "VELLUM_TRANSLATION";
+
 impl Translation {
-    /// Whether pages lie in slots.
+    /// When pages lie in slots.
     ///
     /// # Errors
     /// [`PoolError::NoTranslation`] for a table that the pool cannot have, and for a value of the
     /// environment variable that means nothing.
-    pub(crate) fn has_slots(
+    pub(crate) fn use_slots(
         self,
         backend: BackendChoice,
         states: StatePlace,
-    ) -> Result<bool, PoolError> {
+    ) -> Result<Option<UseSlots>, PoolError> {
         let fits =
             states == StatePlace::Pages && backend != BackendChoice::Only(BackendKind::Exmap);
+        let in_variable = std::env::var_os(TRANSLATION_VARIABLE);
         match self {
-            Translation::Mmu => Ok(false),
-            Translation::Table if fits => Ok(true),
+            Translation::Mmu => Ok(None),
+            Translation::Table if fits => Ok(Some(UseSlots::Always)),
             Translation::Table => {
                 let what = "a table has ordinary memory, and the state of each page; not an exmap, \
                             nor states with the frames";
                 Err(PoolError::NoTranslation(what.to_owned()))
             }
-            Translation::Auto => match std::env::var_os(TRANSLATION_VARIABLE) {
-                None => Ok(false),
-                Some(value) if value == "mmu" => Ok(false),
-                Some(value) if value == "table" => Ok(fits),
-                Some(value) => {
+            Translation::Auto => match in_variable.as_ref().map(|value| value.to_str()) {
+                None => Ok(fits.then_some(UseSlots::WhenOutgrown)),
+                Some(Some("mmu")) => Ok(None),
+                Some(Some("table")) => Ok(fits.then_some(UseSlots::Always)),
+                Some(_) => {
+                    let value = in_variable.unwrap_or_default();
                     let value = value.display();
                     let what = format!("{TRANSLATION_VARIABLE} is {value}, not `mmu` or `table`");
                     Err(PoolError::NoTranslation(what))
@@ -124,9 +131,6 @@ impl Translation {
         }
     }
 }
-
-/// Says what [`Translation::Auto`] means.
-const TRANSLATION_VARIABLE: &str = "VELLUM_TRANSLATION";
 
 /// The options of a pool. `PoolOptions::default()` suits most programs.
 #[derive(Debug)]
