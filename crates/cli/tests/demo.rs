@@ -18,8 +18,15 @@ fn a_small_tree_is_stored_and_verified() {
     assert_eq!(output.status.code(), Some(0), "{progress}");
     assert!(table.contains("every byte right"), "{table}");
     assert!(table.contains("(the data is 8.0 times as large)"), "{table}");
-    for row in ["resident peak", "hit rate", "backend", "device", "update chunks", "compare again"]
-    {
+    for row in [
+        "resident peak",
+        "hit rate",
+        "backend",
+        "found by",
+        "device",
+        "update chunks",
+        "compare again",
+    ] {
         assert!(table.contains(row), "{row}: {table}");
     }
     let kills = table.lines().find(|line| line.starts_with("kill -9")).unwrap();

@@ -77,5 +77,6 @@ pub use vellum_pool::device::{
     Device, DeviceError, DeviceInfo, Direct, FileDevice, FileOptions, MemoryDevice,
 };
 pub use vellum_pool::{
-    BackendChoice, BackendKind, PageId, PageRef, PoolStats, Replacement, StatePlace, Translation,
+    BackendChoice, BackendKind, HugePageStats, PageId, PageRef, PoolStats, Replacement, StatePlace,
+    Translation,
 };

@@ -1,5 +1,6 @@
-//! Random lookups of data larger than memory, on a device in memory: Vellum with two ways of
-//! releasing pages, the other engines under the same limit, and the rate of the device.
+//! Random lookups of data larger than memory, on a device in memory: Vellum with pages found by a
+//! table, and by the MMU with two ways of releasing pages; the other engines under the same limit;
+//! and the rate of the device.
 
 use std::time::Duration;
 
@@ -81,12 +82,13 @@ fn one_size(context: &Context<'_>, factor: u64, outcome: &mut Outcome) -> Result
     Ok(())
 }
 
-/// Vellum with both ways of releasing pages, with pages in slots, without a thread that evicts ahead
-/// of need, and with the other replacement policy; and all other engines.
+/// Vellum as it chooses, by the MMU with both ways of releasing pages, without a thread that evicts
+/// ahead of need, and with the other replacement policy; and all other engines.
 fn members(engines: &Engines) -> Vec<Member> {
     let mut members = Member::all(engines);
-    members.insert(1, Member::with_option(&VELLUM, "backend", "madvise"));
-    members.insert(2, Member::with_option(&VELLUM, "translation", "table"));
+    let madvise = [("translation", "mmu"), ("backend", "madvise")];
+    members.insert(1, Member::with_option(&VELLUM, "translation", "mmu"));
+    members.insert(2, Member::with_options(&VELLUM, "vellum madvise", &madvise));
     members.insert(3, Member::with_option(&VELLUM, "evictors", "0"));
     members.insert(4, Member::with_option(&VELLUM, "policy", "s3-fifo"));
     members

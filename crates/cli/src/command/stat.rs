@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use vellum::{Store, StoreStat, TreeStat};
+use vellum::{Store, StoreStat, Translation, TreeStat};
 
 use crate::error::{AtStore, Outcome};
 use crate::options::{Need, StoreArguments};
@@ -55,10 +55,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 true => trees_json(&trees),
                 false => store.trees().at(path)?.into(),
             };
-            output.line(&store_json(&stat, trees).to_string())?;
+            output.line(&store_json(store, &stat, trees).to_string())?;
             return output.finish();
         }
-        for line in columns(&store_rows(&stat)) {
+        for line in columns(&store_rows(store, &stat)) {
             output.line(&line)?;
         }
         if !trees.is_empty() {
@@ -97,7 +97,7 @@ fn tree_stats(store: &Store, stat: &StoreStat, path: &Path) -> Outcome<Vec<(Stri
     })
 }
 
-fn store_rows(stat: &StoreStat) -> Vec<Vec<String>> {
+fn store_rows(store: &Store, stat: &StoreStat) -> Vec<Vec<String>> {
     let pages = |count: u64| format!("{count} pages, {}", show(count * 4096));
     let row = |name: &str, value: String| vec![name.to_string(), value];
     vec![
@@ -109,10 +109,19 @@ fn store_rows(stat: &StoreStat) -> Vec<Vec<String>> {
         row("free inside", pages(stat.free_pages)),
         row("trees", stat.trees.to_string()),
         row("pool", show(stat.pool_bytes)),
+        row("pages are found by", translation(store).to_owned()),
     ]
 }
 
-fn store_json(stat: &StoreStat, trees: Value) -> Value {
+/// How a store finds the memory of its pages, and why.
+pub fn translation(store: &Store) -> &'static str {
+    match store.pool().translation() {
+        Translation::Table => "a table, because the file is longer than the pool, or as asked",
+        _ => "the MMU, because the file fits the pool, or as asked, or on exmap",
+    }
+}
+
+fn store_json(store: &Store, stat: &StoreStat, trees: Value) -> Value {
     json!({
         "format_version": stat.format_version,
         "store_id": format!("{:032x}", stat.store_id),
@@ -121,6 +130,7 @@ fn store_json(stat: &StoreStat, trees: Value) -> Value {
         "used_bytes": stat.used_pages * 4096,
         "free_bytes": stat.free_pages * 4096,
         "pool_bytes": stat.pool_bytes,
+        "translation": store.pool().translation().name(),
         "trees": trees,
     })
 }

@@ -20,6 +20,7 @@ pub struct Report {
     pub file_bytes: u64,
     pub pool_bytes: u64,
     pub backend: String,
+    pub translation: &'static str,
     pub device: String,
     pub watch: MemoryWatch,
     pub kills: Seen,
@@ -78,6 +79,7 @@ fn summary(report: &Report) -> Vec<(&'static str, String)> {
         ("write-backs", total(|phase| phase.write_backs).to_string()),
         ("kill -9", kills(&report.kills)),
         ("backend", report.backend.clone()),
+        ("found by", report.translation.to_owned()),
         ("device", report.device.clone()),
     ];
     let left_out = left_out(report);

@@ -28,7 +28,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vellum_pool::device::{Device, DeviceInfo};
-use vellum_pool::{BackendKind, PAGE_SIZE, Pool, PoolError, PoolStats, Space};
+use vellum_pool::{
+    BackendKind, HugePageStats, PAGE_SIZE, Pool, PoolError, PoolStats, Space, Translation,
+};
 
 use crate::error::{Error, Result};
 use crate::page::blob::VALUE_MAX;
@@ -359,6 +361,16 @@ impl PoolView<'_> {
     /// The backend that populates and releases pages.
     pub fn backend(self) -> BackendKind {
         self.0.backend()
+    }
+
+    /// How the pool finds the memory of a tree page that becomes resident now: never `Auto`.
+    pub fn translation(self) -> Translation {
+        self.0.translation()
+    }
+
+    /// Huge pages, as far as the pool made them or has its slots in them.
+    pub fn huge_pages(self) -> HugePageStats {
+        self.0.huge_page_stats()
     }
 
     /// The properties of the device.

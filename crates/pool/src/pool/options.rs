@@ -96,6 +96,15 @@ pub enum Translation {
 const TRANSLATION_VARIABLE: &str = "VELLUM_TRANSLATION";
 
 impl Translation {
+    /// `auto`, `mmu` or `table`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Translation::Auto => "auto",
+            Translation::Mmu => "mmu",
+            Translation::Table => "table",
+        }
+    }
+
     /// When pages lie in slots.
     ///
     /// # Errors
