@@ -16,10 +16,16 @@ const LONGEST: [&str; 3] = ["vellum-preload/preload", "vellum/simulation", "vell
 /// Packages whose tests only `cargo xtask test` runs: those of other engines.
 const OTHER_ENGINES: &str = "vellum-bench-peers/";
 
+/// Packages whose tests run with each translation, and not only with the one that a pool chooses.
+const TRANSLATED: [&str; 2] = ["vellum-pool/", "vellum/"];
+
+/// What `VELLUM_TRANSLATION` may say.
+const TRANSLATIONS: [&str; 2] = ["mmu", "table"];
+
 /// Which programs.
 #[derive(Clone, Copy, clap::Args)]
 pub struct Options {
-    /// Also the programs that run other engines
+    /// Also the programs that run other engines, and those of pool and store with each translation
     #[arg(long)]
     all: bool,
 }
@@ -35,17 +41,28 @@ pub fn run(root: &Path, options: Options) -> Outcome {
     programs.retain(|program| options.all || !program.name.starts_with(OTHER_ENGINES));
     programs.sort_by_key(|program| !LONGEST.contains(&program.name.as_str()));
     let built = target(root).join("debug");
-    let mut jobs: Vec<Job> = programs.iter().map(|program| job(program, &built)).collect();
+    let mut jobs: Vec<Job> = programs.iter().map(|program| job(program, &built, None)).collect();
     let mut examples = cargo(root);
     examples.args(["test", "--quiet", "--doc", "--workspace", "--no-fail-fast"]);
     jobs.insert(LONGEST.len(), Job::new("examples of the documentation", examples));
+    let is_translated =
+        |program: &&TestProgram| TRANSLATED.iter().any(|package| program.name.starts_with(package));
+    for translation in TRANSLATIONS.iter().filter(|_| options.all) {
+        let translated = programs.iter().filter(is_translated);
+        jobs.extend(translated.map(|program| job(program, &built, Some(translation))));
+    }
     jobs::run(jobs, jobs::for_each_processor(0))
 }
 
-fn job(program: &TestProgram, built: &Path) -> Job {
+fn job(program: &TestProgram, built: &Path, translation: Option<&str>) -> Job {
     let mut command = Command::new(&program.path);
     // As cargo sets it.
     command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
     command.env(BUILT, built);
-    Job::new(program.name.clone(), command)
+    let mut name = program.name.clone();
+    if let Some(translation) = translation {
+        command.env("VELLUM_TRANSLATION", translation);
+        name = format!("{name} ({translation})");
+    }
+    Job::new(name, command)
 }

@@ -1,0 +1,126 @@
+//! Pools that find pages by the MMU, by a table, and by both.
+
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{generation, new_page, open, options};
+use vellum_pool::device::MemoryDevice;
+use vellum_pool::{
+    BackendKind, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space, StatePlace,
+    Translation,
+};
+
+fn by(translation: Translation, frames: u64) -> PoolOptions {
+    // States with the frames are for the MMU alone.
+    PoolOptions { translation, states: StatePlace::Pages, evictors: 0, ..options(frames) }
+}
+
+fn pool_by(translation: Translation, frames: u64) -> Pool {
+    open(Arc::new(MemoryDevice::new()), by(translation, frames))
+}
+
+/// Whether this process leaves the choice to the pool.
+fn pool_chooses() -> bool {
+    let has_choice = std::env::var_os("VELLUM_TRANSLATION").is_none();
+    has_choice && pool_by(Translation::Auto, 64).backend() != BackendKind::Exmap
+}
+
+fn assert_all(pool: &Pool, pages: &[PageRef]) {
+    for (page, value) in pages.iter().zip(0..) {
+        assert_eq!(generation(pool, *page), Some(value), "{page}");
+    }
+}
+
+#[test]
+fn a_pool_changes_its_translation_when_the_file_outgrows_it() {
+    if !pool_chooses() {
+        return println!("skipped: the translation is given");
+    }
+    let pool = pool_by(Translation::Auto, 64);
+    let mut pages: Vec<PageRef> = (0..30).map(|value| new_page(&pool, 1, value)).collect();
+    assert_eq!(pool.translation(), Translation::Mmu);
+    let at_home = pool.kernel_resident_pages().unwrap();
+    assert_eq!(at_home, 30);
+    for value in 30..300 {
+        // Long pages are on the surface, and take their memory from slots.
+        let long = (value % 7 == 0).then(|| new_page(&pool, 5, value));
+        pages.push(new_page(&pool, 1, value));
+        assert!(pool.kernel_resident_pages().unwrap() <= 64, "{value}");
+        if let Some(long) = long {
+            assert_eq!(generation(&pool, long), Some(value));
+            pool.free_page(long).unwrap();
+        }
+    }
+    assert_eq!(pool.translation(), Translation::Table);
+    for _ in 0..3 {
+        assert_all(&pool, &pages);
+        assert!(pool.kernel_resident_pages().unwrap() <= 64);
+    }
+    pages.drain(30..).for_each(|page| pool.free_page(page).unwrap());
+    pool.sync().unwrap();
+    pool.trim().unwrap();
+    assert_eq!(pool.translation(), Translation::Mmu);
+    assert_all(&pool, &pages);
+}
+
+#[test]
+fn a_page_may_lie_in_its_slot_while_others_lie_at_home() {
+    if !pool_chooses() {
+        return println!("skipped: the translation is given");
+    }
+    let pool = pool_by(Translation::Auto, 64);
+    let pages: Vec<PageRef> = (0..200).map(|value| new_page(&pool, 1, value)).collect();
+    pages[50..].iter().for_each(|page| pool.free_page(*page).unwrap());
+    pool.sync().unwrap();
+    pool.trim().unwrap();
+    assert_all(&pool, &pages[..50]);
+    assert_eq!(pool.translation(), Translation::Mmu);
+    assert!(pool.kernel_resident_pages().unwrap() <= 64);
+    for page in &pages[..50] {
+        assert_eq!(pool.kernel_residency(page.range()).unwrap().resident(), 1, "{page}");
+    }
+}
+
+#[test]
+fn slots_of_large_pools_are_in_huge_pages_and_within_the_size() {
+    const FRAMES: u64 = 40 << 8;
+    let pool = pool_by(Translation::Table, FRAMES);
+    let pages: Vec<PageRef> = (0..2 * FRAMES).map(|value| new_page(&pool, 1, value)).collect();
+    if vellum_vm::probe::huge_pages().is_ok() {
+        assert_eq!(pool.huge_page_stats().collapsed, FRAMES / 512);
+    }
+    assert!(pool.kernel_resident_pages().unwrap() <= FRAMES);
+    // A long page takes memory from slots, which the kernel really gets.
+    let long = new_page(&pool, 3000, 7);
+    assert!(pool.kernel_resident_pages().unwrap() <= FRAMES);
+    assert_eq!(generation(&pool, long), Some(7));
+    assert_all(&pool, &pages);
+    assert!(pool.kernel_resident_pages().unwrap() <= FRAMES);
+}
+
+#[test]
+fn pages_of_several_frames_may_lie_in_slots() {
+    for frames in [2, 3, 4] {
+        let options = PoolOptions { slot_frames: frames, ..by(Translation::Table, 64) };
+        let pool = open(Arc::new(MemoryDevice::new()), options);
+        let pages: Vec<PageRef> = (0..50).map(|value| new_page(&pool, frames, value)).collect();
+        let others: Vec<PageRef> = (0..50).map(|value| new_page(&pool, 1, value)).collect();
+        assert_all(&pool, &pages);
+        assert_all(&pool, &others);
+        assert!(pool.kernel_resident_pages().unwrap() <= 64);
+    }
+}
+
+#[test]
+fn a_table_needs_a_state_for_each_page() {
+    let options = PoolOptions { states: StatePlace::Frames, ..by(Translation::Table, 64) };
+    let device = Arc::new(MemoryDevice::new());
+    let error = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap_err();
+    assert!(matches!(error, PoolError::NoTranslation(_)), "{error}");
+    assert!(error.to_string().contains("states with the frames"), "{error}");
+    let largest = PoolOptions { size: PoolSize::Auto, ..by(Translation::Table, 64) };
+    drop(open(Arc::new(MemoryDevice::new()), largest));
+}
