@@ -1,17 +1,18 @@
 //! Slots: memory for pages that stays mapped, in pools that translate by table.
 //!
-//! A *slot* is memory for one page. The state word of a resident page says in which slot the page is
-//! (`page/state.rs`): that is the table. So a hit is the word, the page's bytes, and the word again.
-//! Faulting a page in and evicting it move numbers, and the kernel has no part in them: no page
-//! fault, no zeroing, no release, no flush of TLBs. The slots lie in huge pages where the kernel has
-//! them, so that small pages have the reach of large ones in the TLB, also in a full pool.
+//! A *slot* is memory for one page. The state word of a resident page says in which slot the page
+//! is (`page/state.rs`): that is the table. So a hit is the word, the page's bytes, and the word
+//! again. Faulting a page in and evicting it move numbers, and the kernel has no part in them: no
+//! page fault, no zeroing, no release, no flush of TLBs. The slots lie in huge pages where the
+//! kernel has them, so that small pages have the reach of large ones in the TLB, also in a full
+//! pool.
 //!
 //! This is the translation of Calico (arXiv 2604.00423), with two changes. The version in the word
 //! never starts afresh, so that a reader cannot take a page that came back to its slot for the one
 //! that it has read. And a page may lie at its own place on the surface instead: its word names no
 //! slot then. Pages of other lengths than a slot's always lie there, contiguous as ever; and if the
-//! caller leaves the choice to the pool, all pages do as long as the file fits the pool: then a hit
-//! depends on no table, and nothing has to leave.
+//! caller leaves the choice to the pool, all pages do as long as the file fits the pool: then a
+//! hit depends on no table, and nothing has to leave.
 //!
 //! A slot is free, or one page is in it. The thread that faults a page in holds the page
 //! exclusively, has taken the page's frames out of the budget, takes a slot and writes its number
@@ -22,8 +23,8 @@
 //!
 //! Slots and the surface share the pool's memory ([`Memory`]). A slot has memory from its first use
 //! on, free or not. If pages on the surface need that memory, free slots lose theirs (`trim`), and
-//! get new memory when they are needed again. A huge page is split before one of its slots loses its
-//! memory, and stays split.
+//! get new memory when they are needed again. A huge page is split before one of its slots loses
+//! its memory, and stays split.
 
 #![allow(unsafe_code)]
 
@@ -221,7 +222,7 @@ impl Slots {
         self.surface.base().as_ptr().wrapping_add((slot as usize).wrapping_sub(1) * PAGE_SIZE)
     }
 
-    /// How many chunks of 512 frames are huge pages, if the kernel had these when they were touched.
+    /// How many chunks of 512 frames are huge pages, if the kernel had some when they were touched.
     pub(crate) fn huge_chunks(&self) -> u64 {
         let touched = lock(&self.absent).touched / HUGE_PAGES;
         let touched = self.huge.iter().take(touched as usize);
@@ -386,6 +387,7 @@ impl Slots {
 }
 
 #[cfg(all(test, not(feature = "model")))]
+#[allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 mod tests {
     use super::*;
 

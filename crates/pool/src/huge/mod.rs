@@ -309,7 +309,7 @@ impl HugeChunks {
     }
 
     /// Collapses a candidate if its time has come, and its neighbours if theirs has too.
-    /// `take_frames` takes the 512 frames out of the budget that the new huge page has for a moment.
+    /// `take_frames` takes the 512 frames out of the budget that the new huge page needs at first.
     fn try_collapse<R>(
         &self,
         surface: &Surface,

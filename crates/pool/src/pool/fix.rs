@@ -472,9 +472,9 @@ impl<'a> OptimisticGuard<'a> {
     /// The bytes, as they are now.
     #[inline(always)]
     pub fn bytes(&self) -> RacyBytes<'a> {
+        let address = self.core.address_seen(self.page, self.seen);
         // SAFETY: the page lies in a slot or on the surface, which are mapped as long as the pool
         // lives; released memory reads as zeros.
-        let address = self.core.address_seen(self.page, self.seen);
         unsafe { RacyBytes::new(address, self.page.bytes()) }
     }
 

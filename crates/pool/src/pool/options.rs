@@ -80,7 +80,7 @@ pub enum Translation {
     #[default]
     Auto,
     /// By the MMU (vmcache; SIGMOD'23, section 3): a page's place on a surface as long as the file
-    /// is its number. A hit depends on no table. Pages of all lengths are contiguous. Each page that
+    /// is its number. A hit depends on no table. Pages of all lengths are contiguous. A page that
     /// is faulted in or evicted takes the kernel's time.
     Mmu,
     /// By a table (Calico, arXiv 2604.00423): the pool's memory stays mapped, in huge pages where

@@ -26,6 +26,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/pool/src/page/page_bits.rs", "words in a reservation"),
     ("crates/pool/src/residence.rs", "memory of pages that come and go under their lock"),
     ("crates/pool/src/residence/", "its tests have the kernel hold pages"),
+    ("crates/pool/src/slots.rs", "releasing the memory of free slots"),
     ("crates/pool/src/eviction/write_back.rs", "sealing a copy of a page's head"),
     ("crates/pool/src/device/", "the kernel and other threads fill and read pages"),
     ("crates/pool/tests/", "tests are the holders of pages"),
