@@ -273,11 +273,16 @@ impl Core {
     }
 
     /// Where a page that the caller holds is in memory.
-    #[inline(always)]
     pub(crate) fn address(&self, page: PageRef) -> *mut u8 {
+        self.address_of(page, self.held(page))
+    }
+
+    /// As [`address`](Core::address), for a caller that has the state.
+    #[inline(always)]
+    pub(crate) fn address_of(&self, page: PageRef, state: &PageState) -> *mut u8 {
         match &self.slots {
             None => self.own_address(page.id),
-            Some(slots) => self.address_in(slots, page.id, self.held_slot(page)),
+            Some(slots) => self.address_in(slots, page.id, state.held_slot(self.slot_mask)),
         }
     }
 

@@ -314,6 +314,16 @@ fn prefetch_line(address: *const u8) {
     let _ = address;
 }
 
+/// The address of a page that a guard holds.
+#[derive(Clone, Copy)]
+struct Address(*mut u8);
+
+// SAFETY: an address alone; what the guard that has it may do with the page, it may do on any
+// thread.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
 /// An exclusive lock on a page: no other thread can change the page, lock it, or evict it.
 ///
 /// Writing through it (`DerefMut`) marks the page dirty. Dropping it unlocks the page.
@@ -322,6 +332,7 @@ pub struct ExclusiveGuard<'a> {
     core: &'a Core,
     state: &'a PageState,
     page: PageRef,
+    address: Address,
     dirty: bool,
 }
 
@@ -334,7 +345,7 @@ impl<'a> ExclusiveGuard<'a> {
         page: PageRef,
         dirty: bool,
     ) -> ExclusiveGuard<'a> {
-        ExclusiveGuard { core, state, page, dirty }
+        ExclusiveGuard { core, state, page, address: Address(core.address_of(page, state)), dirty }
     }
 
     /// The page.
@@ -344,10 +355,10 @@ impl<'a> ExclusiveGuard<'a> {
 
     /// Turns the exclusive lock into a shared one. No other thread can change the page in between.
     pub fn downgrade(self) -> SharedGuard<'a> {
-        let (core, state, page, dirty) = (self.core, self.state, self.page, self.dirty);
+        let ExclusiveGuard { core, state, page, address, dirty } = self;
         std::mem::forget(self);
         core.unlock_state(page, state, Leave::Shared, dirty);
-        SharedGuard { core, state, page }
+        SharedGuard { core, state, page, address }
     }
 
     /// Hands the lock over to the caller, without unlocking.
@@ -363,7 +374,7 @@ impl Deref for ExclusiveGuard<'_> {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the page is resident and held exclusively as long as the guard lives.
-        unsafe { self.core.bytes(self.page) }
+        unsafe { std::slice::from_raw_parts(self.address.0, self.page.bytes()) }
     }
 }
 
@@ -372,7 +383,7 @@ impl DerefMut for ExclusiveGuard<'_> {
         self.dirty = true;
         // SAFETY: the page is resident and held exclusively, so there is no other reference to it;
         // optimistic readers read it through `RacyBytes` alone.
-        unsafe { std::slice::from_raw_parts_mut(self.core.address(self.page), self.page.bytes()) }
+        unsafe { std::slice::from_raw_parts_mut(self.address.0, self.page.bytes()) }
     }
 }
 
@@ -388,13 +399,14 @@ pub struct SharedGuard<'a> {
     core: &'a Core,
     state: &'a PageState,
     page: PageRef,
+    address: Address,
 }
 
 impl<'a> SharedGuard<'a> {
     /// For a resident page that the caller has locked shared.
     #[inline]
     pub(crate) fn new(core: &'a Core, state: &'a PageState, page: PageRef) -> SharedGuard<'a> {
-        SharedGuard { core, state, page }
+        SharedGuard { core, state, page, address: Address(core.address_of(page, state)) }
     }
 
     /// The page.
@@ -406,7 +418,7 @@ impl<'a> SharedGuard<'a> {
     pub fn bytes(&self) -> RacyBytes<'_> {
         // SAFETY: the page lies in a slot or on the surface, which are mapped as long as the pool
         // lives.
-        unsafe { RacyBytes::new(self.core.address(self.page), self.page.bytes()) }
+        unsafe { RacyBytes::new(self.address.0, self.page.bytes()) }
     }
 
     /// Turns the shared lock into an exclusive one if no other thread holds the page. Otherwise
@@ -416,9 +428,9 @@ impl<'a> SharedGuard<'a> {
         if !self.state.try_upgrade() {
             return Err(self);
         }
-        let (core, state, page) = (self.core, self.state, self.page);
+        let SharedGuard { core, state, page, address } = self;
         std::mem::forget(self);
-        Ok(ExclusiveGuard { core, state, page, dirty: false })
+        Ok(ExclusiveGuard { core, state, page, address, dirty: false })
     }
 }
 
@@ -427,7 +439,7 @@ impl Deref for SharedGuard<'_> {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the page is resident and held shared as long as the guard lives.
-        unsafe { self.core.bytes(self.page) }
+        unsafe { std::slice::from_raw_parts(self.address.0, self.page.bytes()) }
     }
 }
 
