@@ -14,7 +14,7 @@ use std::thread;
 use device_support::{
     Buffer, PATIENCE, Reads, assert_holds, ordinary_surface, range, release, surface, write_all,
 };
-use vellum_pool::device::{Device, FileDevice, FileOptions, ReadDone, Surface, Write};
+use vellum_pool::device::{Device, FileDevice, FileOptions, ReadDone, ReadRange, Surface, Write};
 use vellum_vm::{PAGE_SIZE, PageRange};
 
 fn on_all_files(test: impl Fn(&FileDevice)) {
@@ -53,6 +53,32 @@ fn neighbours_in_any_order_and_lengths_are_read() {
             reads.wait().into_iter().for_each(|result| result.unwrap());
             for &range in &asked {
                 assert_holds(&surface, range, 1);
+            }
+        }
+    });
+}
+
+/// Pages of the file that follow one another are read by one call into places that do not.
+#[test]
+fn neighbours_in_the_file_are_read_into_any_places() {
+    on_all_files(|device| {
+        device.resize(300).unwrap();
+        write_all(device, &[range(0, 300)], 1);
+        let surface = surface(1000);
+        for round in 0..12 {
+            let (sender, receiver) = mpsc::channel();
+            // 7 has no factor in common with 1000.
+            let place = |page: u64| (page * 7 + round) % 1000;
+            let reads = (0..300).map(|page| {
+                let sender = sender.clone();
+                let done = ReadDone::new(move |result| sender.send(result).unwrap());
+                (ReadRange { pages: range(page, 1), place: place(page) }, done)
+            });
+            device.start_reads(&surface, reads.collect());
+            (0..300).for_each(|_| receiver.recv_timeout(PATIENCE).unwrap().unwrap());
+            for page in 0..300 {
+                let got = device_support::bytes(&surface, range(place(page), 1));
+                assert_eq!(got, Buffer::of(range(page, 1), 1).bytes(), "page {page}");
             }
         }
     });

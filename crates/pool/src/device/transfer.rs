@@ -148,16 +148,27 @@ pub(super) fn call(finished: Finished) {
 #[derive(Debug)]
 pub(super) struct ReadRequest {
     pub(super) transfer: Transfer,
-    address: *mut u8,
     offset: u64,
-    done: ReadDone,
-    /// The lengths and owners of the reads that were merged into this one. Each follows the one
-    /// before it, in memory and in the file; the first of them follows this read's own bytes.
-    merged: Vec<(usize, ReadDone)>,
+    /// The first bytes.
+    own: Part,
+    /// The reads that were merged into this one. Each follows the one before it in the file, and
+    /// lies anywhere in memory.
+    merged: Vec<Part>,
+    /// The memory for the next bytes, for the kernel.
+    vectors: Vec<libc::iovec>,
 }
 
-// SAFETY: the memory at the address belongs to the request exclusively until `done` is called
-// (see `ReadRequest::new`), so it may move to other threads with the request.
+/// The memory of one owner.
+#[derive(Debug)]
+struct Part {
+    address: *mut u8,
+    len: usize,
+    done: ReadDone,
+}
+
+// SAFETY: the memory at the addresses belongs to the request exclusively until the `done`s are
+// called (see `ReadRequest::new`), so it may move to other threads with the request. The vectors
+// name the same memory.
 unsafe impl Send for ReadRequest {}
 
 impl ReadRequest {
@@ -168,7 +179,8 @@ impl ReadRequest {
     /// contents, until `done` is called.
     pub(super) unsafe fn new(address: *mut u8, len: usize, offset: u64, done: ReadDone) -> Self {
         let transfer = Transfer::new(Direction::Read, len);
-        Self { transfer, address, offset, done, merged: Vec::new() }
+        let own = Part { address, len, done };
+        Self { transfer, offset, own, merged: Vec::new(), vectors: Vec::new() }
     }
 
     /// The offset in the file at which it begins.
@@ -176,9 +188,25 @@ impl ReadRequest {
         self.offset
     }
 
-    /// The address for the next bytes.
-    pub(super) fn next_address(&self) -> *mut u8 {
-        self.address.wrapping_add(self.transfer.done())
+    /// The memory for the next bytes: neighbours in one vector, and no more than the kernel moves
+    /// at once.
+    pub(super) fn next_vectors(&mut self) -> &[libc::iovec] {
+        let (mut skipped, mut left) = (self.transfer.done(), self.transfer.next_len());
+        self.vectors.clear();
+        for Part { address, len, .. } in std::iter::once(&self.own).chain(&self.merged) {
+            let skip = skipped.min(*len);
+            skipped -= skip;
+            let (address, len) = (address.wrapping_add(skip), (len - skip).min(left));
+            left -= len;
+            match self.vectors.last_mut() {
+                _ if len == 0 => {}
+                Some(last) if last.iov_base.wrapping_add(last.iov_len) == address.cast() => {
+                    last.iov_len += len;
+                }
+                _ => self.vectors.push(libc::iovec { iov_base: address.cast(), iov_len: len }),
+            }
+        }
+        &self.vectors
     }
 
     /// The offset in the file of the next bytes.
@@ -186,7 +214,7 @@ impl ReadRequest {
         self.offset + self.transfer.done() as u64
     }
 
-    /// Merges requests that are neighbours in memory and in the file.
+    /// Merges requests that are neighbours in the file.
     pub(super) fn merge(mut requests: Vec<ReadRequest>) -> Vec<ReadRequest> {
         if requests.len() < 2 {
             return requests;
@@ -204,14 +232,12 @@ impl ReadRequest {
 
     fn is_followed_by(&self, next: &ReadRequest) -> bool {
         let len = self.transfer.len;
-        len + next.transfer.len <= MERGED_MAX
-            && self.offset + len as u64 == next.offset
-            && self.address.wrapping_add(len) == next.address
+        len + next.transfer.len <= MERGED_MAX && self.offset + len as u64 == next.offset
     }
 
     /// Appends a request that follows this one. Neither has begun.
     fn append(&mut self, next: ReadRequest) {
-        self.merged.push((next.transfer.len, next.done));
+        self.merged.push(next.own);
         self.merged.extend(next.merged);
         let len = self.transfer.len + next.transfer.len;
         self.transfer = Transfer::new(Direction::Read, len);
@@ -225,26 +251,24 @@ impl ReadRequest {
         if result.is_err() && !self.merged.is_empty() {
             return self.split();
         }
-        finished.push((self.done, result));
-        finished.extend(self.merged.into_iter().map(|(_, done)| (done, Ok(()))));
+        finished.push((self.own.done, result));
+        finished.extend(self.merged.into_iter().map(|part| (part.done, Ok(()))));
         Vec::new()
     }
 
     /// Adds all owners of a read that will not happen to `finished`.
     pub(super) fn give_up(self, error: impl Fn() -> io::Error, finished: &mut Finished) {
-        finished.push((self.done, Err(error())));
-        finished.extend(self.merged.into_iter().map(|(_, done)| (done, Err(error()))));
+        finished.push((self.own.done, Err(error())));
+        finished.extend(self.merged.into_iter().map(|part| (part.done, Err(error()))));
     }
 
     fn split(self) -> Vec<ReadRequest> {
-        let all: usize = self.merged.iter().map(|(len, _)| len).sum();
-        let first = (self.transfer.len - all, self.done);
-        let mut start = 0;
-        let parts = std::iter::once(first).chain(self.merged).map(|(len, done)| {
-            let (address, offset) = (self.address.wrapping_add(start), self.offset + start as u64);
-            start += len;
+        let mut offset = self.offset;
+        let parts = std::iter::once(self.own).chain(self.merged).map(|part| {
+            let at = offset;
+            offset += part.len as u64;
             // SAFETY: these bytes are what this owner gave to the request that was merged.
-            unsafe { ReadRequest::new(address, len, offset, done) }
+            unsafe { ReadRequest::new(part.address, part.len, at, part.done) }
         });
         parts.collect()
     }
@@ -261,15 +285,12 @@ impl ReadRequest {
 
     fn read_blocking(&mut self, file: &File) -> io::Result<()> {
         loop {
-            // SAFETY: the bytes from `next_address` on are the request's own (see `new`), and
-            // `next_len` stays within them.
-            let moved = unsafe {
-                libc::pread(
-                    file.as_raw_fd(),
-                    self.next_address().cast(),
-                    self.transfer.next_len(),
-                    self.next_offset().cast_signed(),
-                )
+            let (file, offset) = (file.as_raw_fd(), self.next_offset().cast_signed());
+            let moved = match self.next_vectors() {
+                // SAFETY: the vector names bytes that are the request's own (see `new`).
+                [only] => unsafe { libc::pread(file, only.iov_base, only.iov_len, offset) },
+                // SAFETY: as above; there are few vectors, because few reads are merged.
+                many => unsafe { libc::preadv(file, many.as_ptr(), many.len() as i32, offset) },
             };
             match self.transfer.advance(answer(moved)) {
                 Step::Done => return Ok(()),
@@ -485,7 +506,37 @@ mod tests {
         assert_eq!(results, [true, true, false]);
 
         let many: Vec<_> = (0..150).map(|page| (page, 1)).collect();
-        let merged = ReadRequest::merge(requests(&many));
+        let mut merged = ReadRequest::merge(requests(&many));
+        assert_eq!(merged[0].next_vectors().len(), 1, "neighbours in memory, too");
         assert_eq!(places(&merged), [(0, 64), (64, 64), (128, 22)]);
+    }
+
+    #[test]
+    fn a_merged_read_goes_on_in_the_middle_of_its_memory() {
+        let part = |page: u64, count: usize, memory: usize| {
+            let address = std::ptr::without_provenance_mut(memory * PAGE_SIZE);
+            let offset = page * PAGE_SIZE as u64;
+            // SAFETY: nothing is read.
+            unsafe { ReadRequest::new(address, count * PAGE_SIZE, offset, ReadDone::new(|_| {})) }
+        };
+        let parts = vec![part(3, 2, 100), part(5, 1, 102), part(6, 2, 50), part(8, 1, 70)];
+        let [mut merged] = <[ReadRequest; 1]>::try_from(ReadRequest::merge(parts)).unwrap();
+        for (done, expected) in [
+            (0, vec![(100, 3), (50, 2), (70, 1)]),
+            (1, vec![(101, 2), (50, 2), (70, 1)]),
+            (3, vec![(50, 2), (70, 1)]),
+            (4, vec![(51, 1), (70, 1)]),
+            (5, vec![(70, 1)]),
+        ] {
+            merged.transfer = Transfer::new(Direction::Read, 6 * PAGE_SIZE);
+            if done > 0 {
+                assert!(again(merged.transfer.advance((done * PAGE_SIZE) as i32)));
+            }
+            let vectors = merged.next_vectors().iter();
+            let got: Vec<_> = vectors
+                .map(|it| (it.iov_base.addr() / PAGE_SIZE, it.iov_len / PAGE_SIZE))
+                .collect();
+            assert_eq!(got, expected, "{done}");
+        }
     }
 }

@@ -229,17 +229,26 @@ impl Reactor {
     }
 
     /// Puts a read into the submission queue, unless that is full.
-    fn push_read(&mut self, read: ReadRequest) -> Result<(), ReadRequest> {
+    fn push_read(&mut self, mut read: ReadRequest) -> Result<(), ReadRequest> {
         let slot = self.free_slots.pop().unwrap_or(self.slots.len());
         if slot == self.slots.len() {
             self.slots.push(None);
         }
         let file = types::Fd(self.file.as_raw_fd());
-        let len = read.transfer.next_len() as u32;
-        let operation = opcode::Read::new(file, read.next_address(), len)
-            .offset(read.next_offset())
-            .build()
-            .user_data(slot as u64);
+        let offset = read.next_offset();
+        // The kernel reads the vectors when it takes the operation. They stay where they are when
+        // the request moves.
+        let operation = match read.next_vectors() {
+            [only] => {
+                let len = only.iov_len as u32;
+                opcode::Read::new(file, only.iov_base.cast(), len).offset(offset).build()
+            }
+            many => {
+                let count = many.len() as u32;
+                opcode::Readv::new(file, many.as_ptr(), count).offset(offset).build()
+            }
+        };
+        let operation = operation.user_data(slot as u64);
         if !self.push(&operation) {
             self.free_slots.push(slot);
             return Err(read);
@@ -250,9 +259,9 @@ impl Reactor {
 
     /// False if the submission queue is full.
     fn push(&mut self, operation: &squeue::Entry) -> bool {
-        // SAFETY: a request owns its memory until its `done` is called, which happens only after
-        // the completion; the counter and both files live as long as `self`, and `run` does not
-        // return before nothing is in flight.
+        // SAFETY: a request owns its memory and its vectors until its `done` is called, which
+        // happens only after the completion; the counter and both files live as long as `self`, and
+        // `run` does not return before nothing is in flight.
         let pushed = unsafe { self.ring.submission().push(operation) }.is_ok();
         if pushed {
             self.unsubmitted.push_back(operation.get_user_data());
