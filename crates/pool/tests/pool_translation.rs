@@ -6,7 +6,8 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{generation, new_page, open, options};
+use common::churn::Churn;
+use common::{Random, generation, new_page, open, options};
 use vellum_pool::device::MemoryDevice;
 use vellum_pool::{
     BackendKind, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space, StatePlace,
@@ -99,6 +100,34 @@ fn slots_of_large_pools_are_in_huge_pages_and_within_the_size() {
     assert_eq!(generation(&pool, long), Some(7));
     assert_all(&pool, &pages);
     assert!(pool.kernel_resident_pages().unwrap() <= FRAMES);
+}
+
+/// Threads read and write pages of all lengths in a pool whose slots are in huge pages. The memory
+/// goes to and fro between slots and the surface.
+#[test]
+fn slots_and_surface_share_the_memory_while_threads_work() {
+    const FRAMES: u64 = 36 << 8;
+    for translation in [Translation::Auto, Translation::Table] {
+        let options = PoolOptions { evictors: 1, ..by(translation, FRAMES) };
+        let pool = open(Arc::new(MemoryDevice::new()), options);
+        let churn = Churn::new(&pool, 5_000, &[1, 1, 1, 2, 16]);
+        let mut random = Random(7);
+        for round in 0..4 {
+            churn.crowd(&pool);
+            // Many long pages at once, and then none.
+            let many = 200 + random.index(200);
+            let long: Vec<PageRef> = (0..many).map(|_| new_page(&pool, 16, round)).collect();
+            long.iter().for_each(|page| assert_eq!(generation(&pool, *page), Some(round)));
+            long.into_iter().for_each(|page| pool.free_page(page).unwrap());
+            let evicting = pool.stats().evictions;
+            let resident = pool.kernel_resident_pages().unwrap();
+            // The count takes its time: a page may leave before it, and another one come after it.
+            let meanwhile = pool.stats().evictions - evicting + 256;
+            assert!(resident <= FRAMES + meanwhile, "{translation:?}, {round}: {resident}");
+        }
+        churn.check(&pool);
+        assert!(pool.stats().resident_frames_peak <= FRAMES);
+    }
 }
 
 #[test]
