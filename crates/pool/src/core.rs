@@ -53,20 +53,46 @@ pub(crate) struct Core {
     poison: OnceLock<Arc<str>>,
 }
 
-/// The frames of a page, taken out of the budget. Put back when dropped unless
-/// [`kept`](ReservedPage::keep).
+/// The frames of a page, taken out of the budget, and its slot if it is to lie in one. Put back when
+/// dropped unless [`kept`](ReservedPage::keep).
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct ReservedPage<'a> {
     core: &'a Core,
     frames: u32,
-    in_slot: bool,
+    memory: ReservedMemory,
+}
+
+/// The memory of a reserved page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReservedMemory {
+    OnSurface,
+    Slot(u64),
+    /// The page's word has the slot.
+    SlotOfPage,
+}
+
+/// Why there are no frames for a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unreserved {
+    /// Other pages have to leave first.
+    NoFrames,
+    /// The kernel does not take memory from free slots at this moment.
+    NoMemory,
 }
 
 impl ReservedPage<'_> {
-    /// Whether the frames are those of a slot. Otherwise they are for the surface.
+    /// Whether the page lies in a slot.
     pub(crate) fn is_in_slot(&self) -> bool {
-        self.in_slot
+        self.memory != ReservedMemory::OnSurface
+    }
+
+    /// The slot that the page is to lie in, if it is to lie in one. From now on the page's word has
+    /// it.
+    pub(crate) fn take_slot(&mut self) -> Option<u64> {
+        let ReservedMemory::Slot(slot) = self.memory else { return None };
+        self.memory = ReservedMemory::SlotOfPage;
+        Some(slot)
     }
 
     /// The page is resident now: its frames are put back when it is evicted or freed.
@@ -77,7 +103,10 @@ impl ReservedPage<'_> {
 
 impl Drop for ReservedPage<'_> {
     fn drop(&mut self) {
-        self.core.put_reserved_back(self.frames, self.in_slot);
+        if let (Some(slots), ReservedMemory::Slot(slot)) = (&self.core.slots, self.memory) {
+            slots.give_back(slot);
+        }
+        self.core.put_reserved_back(self.frames, self.is_in_slot());
     }
 }
 
@@ -231,29 +260,41 @@ impl Core {
         }
     }
 
-    /// Takes the frames of a page out of the budget, if there are as many: those of a slot, if new
-    /// pages of this length lie in slots now.
-    pub(crate) fn try_reserve(&self, page: PageRef) -> Option<ReservedPage<'_>> {
-        match &self.slots {
-            Some(slots) if slots.want(page) => {
-                self.budget.try_reserve(page.frames)?.keep();
-                Some(ReservedPage { core: self, frames: page.frames, in_slot: true })
-            }
-            _ => self.try_reserve_on_surface(page.frames),
-        }
+    /// Takes the frames of a page out of the budget, if there are as many, and a slot if new pages
+    /// of this length lie in slots now: with `in_small` one in small pages rather than none.
+    pub(crate) fn try_reserve(
+        &self,
+        page: PageRef,
+        in_small: bool,
+    ) -> Result<ReservedPage<'_>, Unreserved> {
+        let Some(slots) = self.slots.as_ref().filter(|slots| slots.want(page)) else {
+            return self.try_reserve_on_surface(page.frames);
+        };
+        let reserved = self.budget.try_reserve(page.frames).ok_or(Unreserved::NoFrames)?;
+        let Some(slot) = slots.take(in_small) else {
+            reserved.cancel();
+            return Err(Unreserved::NoFrames);
+        };
+        reserved.keep();
+        Ok(ReservedPage { core: self, frames: page.frames, memory: ReservedMemory::Slot(slot) })
     }
 
     /// Takes frames for the surface out of the budget, if there are as many.
-    pub(crate) fn try_reserve_on_surface(&self, frames: u32) -> Option<ReservedPage<'_>> {
-        let reserved = self.budget.try_reserve(frames)?;
+    pub(crate) fn try_reserve_on_surface(
+        &self,
+        frames: u32,
+    ) -> Result<ReservedPage<'_>, Unreserved> {
+        let reserved = self.budget.try_reserve(frames).ok_or(Unreserved::NoFrames)?;
         if self.slots.as_ref().is_some_and(|slots| !slots.lend(frames)) {
-            return None;
+            reserved.cancel();
+            return Err(Unreserved::NoMemory);
         }
         reserved.keep();
-        Some(ReservedPage { core: self, frames, in_slot: false })
+        Ok(ReservedPage { core: self, frames, memory: ReservedMemory::OnSurface })
     }
 
-    /// Puts frames back that were taken for a page which did not become resident.
+    /// Puts frames back that were taken for a page which did not become resident. Its slot was given
+    /// back, if it had one.
     pub(crate) fn put_reserved_back(&self, frames: u32, in_slot: bool) {
         if let (Some(slots), false) = (&self.slots, in_slot) {
             slots.take_home(u64::from(frames));
@@ -291,7 +332,13 @@ impl Core {
     pub(crate) fn address_seen(&self, page: PageRef, seen: Word) -> *mut u8 {
         match &self.slots {
             None => self.own_address(page.id),
-            Some(slots) => self.address_in(slots, page.id, seen.slot(self.slot_mask)),
+            Some(slots) => {
+                let slot = seen.slot(self.slot_mask);
+                if cfg!(any(debug_assertions, feature = "model")) {
+                    assert!(slot == 0 || u64::from(page.frames) <= slots.frames(), "{page}");
+                }
+                self.address_in(slots, page.id, slot)
+            }
         }
     }
 

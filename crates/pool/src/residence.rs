@@ -7,9 +7,9 @@
 //! the memory goes, and the thread that brings new memory holds the new lock. So the thread that
 //! releases a page updates the policy and the page's bits before the release.
 //!
-//! In a pool with slots (`slots.rs`) pages of the slots' length get a slot instead of memory. The
-//! thread that faults one in takes the slot after the frames of the budget; the thread that evicts
-//! or frees one gives the slot back when the word says so.
+//! In a pool with slots (`slots.rs`) a page may get a slot instead of memory. The thread that faults
+//! it in takes the slot together with the frames of the budget; the thread that evicts or frees it
+//! gives the slot back when the word says that the page is gone.
 
 #![allow(unsafe_code)]
 
@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 use vellum_vm::{Entry, Errno, PageRange, Surface};
 
-use crate::core::Core;
+use crate::core::{Core, ReservedPage};
 use crate::error::PoolError;
 use crate::page::PageRef;
 use crate::page::frame_states::Claim;
@@ -96,14 +96,18 @@ impl Core {
     ///
     /// # Errors
     /// [`PoolError::InUse`] or [`PoolError::Populate`]. Nothing changed.
-    pub(crate) fn claim_unallocated(&self, page: PageRef, in_slot: bool) -> Result<(), PoolError> {
+    pub(crate) fn claim_unallocated(
+        &self,
+        page: PageRef,
+        reserved: &mut ReservedPage<'_>,
+    ) -> Result<(), PoolError> {
         for _ in 0..RETRIES {
             let claim = match &self.states {
                 States::Pages(_) => self.lock_unallocated(page),
                 States::Frames(states) => states.claim_free(&self.surface, &self.parking, page),
             };
             match claim {
-                Claim::Ours => return self.fill_unallocated(page, in_slot),
+                Claim::Ours => return self.fill_unallocated(page, reserved),
                 Claim::Failed(errno) => {
                     return Err(PoolError::Populate { page, source: errno.into() });
                 }
@@ -142,12 +146,15 @@ impl Core {
         Claim::Ours
     }
 
-    /// Gives a claimed page a slot, if the frames that the caller has taken out of the budget are
-    /// those of one. Returns the surface and the place on it for the page's bytes.
-    pub(crate) fn place_claimed(&self, page: PageRef, in_slot: bool) -> (&Surface, u64) {
-        match &self.slots {
-            Some(slots) if in_slot => {
-                let slot = slots.take();
+    /// Gives a claimed page the slot that was reserved for it, if it lies in one. Returns the surface
+    /// and the place on it for the page's bytes.
+    pub(crate) fn place_claimed(
+        &self,
+        page: PageRef,
+        reserved: &mut ReservedPage<'_>,
+    ) -> (&Surface, u64) {
+        match (&self.slots, reserved.take_slot()) {
+            (Some(slots), Some(slot)) => {
                 self.held(page).set_slot(slot);
                 (slots.surface(), slots.place(slot))
             }
@@ -156,9 +163,13 @@ impl Core {
     }
 
     /// Gives a locked page that is being allocated its memory, and joins its frames.
-    fn fill_unallocated(&self, page: PageRef, in_slot: bool) -> Result<(), PoolError> {
-        if in_slot {
-            self.place_claimed(page, in_slot);
+    fn fill_unallocated(
+        &self,
+        page: PageRef,
+        reserved: &mut ReservedPage<'_>,
+    ) -> Result<(), PoolError> {
+        if reserved.is_in_slot() {
+            self.place_claimed(page, reserved);
             // SAFETY: the page lies in its slot, which is mapped, and is held exclusively; what
             // optimistic readers read of it is discarded.
             unsafe { self.address(page).write_bytes(0, page.bytes()) };

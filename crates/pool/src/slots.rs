@@ -14,21 +14,22 @@
 //! caller leaves the choice to the pool, all pages do as long as the file fits the pool: then a
 //! hit depends on no table, and nothing has to leave.
 //!
-//! A slot is free, or one page is in it. The thread that faults a page in holds the page
-//! exclusively, has taken the page's frames out of the budget, takes a slot and writes its number
-//! into the word. The thread that evicts or frees the page first changes the word, then gives the
-//! slot back, and then the frames. So a thread that has frames of the budget always finds a slot.
-//! An optimistic reader with an older word may read the bytes of another page. It finds that the
-//! version has changed.
+//! A slot is free, or one page is in it. A thread takes a slot together with the frames of the
+//! budget, faults the page in while it holds the page exclusively, and writes the slot's number into
+//! the word. The thread that evicts or frees the page first changes the word, then gives the slot
+//! back, and then the frames. An optimistic reader with an older word may read the bytes of another
+//! page. It finds that the version has changed.
 //!
 //! Slots and the surface share the pool's memory ([`Memory`]). A slot has memory from its first use
 //! on, free or not. If pages on the surface need that memory, free slots lose theirs (`trim`), and
 //! get new memory when they are needed again. A huge page is split before one of its slots loses
-//! its memory, and stays split.
+//! its memory, and stays split. So pages take the slots of split chunks last, and the surface takes
+//! memory from these first.
 
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use vellum_vm::{Advice, BackendChoice, Entry, HUGE_PAGES, PAGE_SIZE, PageRange, Surface};
@@ -36,10 +37,16 @@ use vellum_vm::{Advice, BackendChoice, Entry, HUGE_PAGES, PAGE_SIZE, PageRange, 
 use crate::error::PoolError;
 use crate::page::PageRef;
 use crate::page::state::SlotMask;
-use crate::sync::{AtomicU64, Mutex, Ordering, lock, thread};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// Lists of free slots, so that threads share few of them.
 const LISTS: usize = if cfg!(feature = "model") { 1 } else { 16 };
+
+/// A thread steals up to so many slots at once, and half of a list.
+const STOLEN_MAX: usize = 16;
+
+/// Slots of a large pool lose the memory of so many frames at least.
+const TRIMMED_MIN: u64 = 64;
 
 /// See the module's documentation. The number of a slot is that of its first frame, from 1 on.
 #[derive(Debug)]
@@ -57,7 +64,10 @@ pub(crate) struct Slots {
     absent: Mutex<Absent>,
     /// For each chunk of 512 frames: whether it is one huge page, or will be at the first touch.
     huge: Box<[AtomicBool]>,
+    /// Free slots with memory, but for those in chunks that are huge no more.
     free: [FreeList; LISTS],
+    /// Free slots with memory in chunks that are huge no more.
+    free_in_small: FreeList,
 }
 
 /// When pages lie in slots.
@@ -79,7 +89,7 @@ struct Absent {
     end: u64,
 }
 
-/// Free slots that have memory.
+/// A list of free slots.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 struct FreeList(Mutex<Vec<u64>>);
@@ -155,6 +165,8 @@ impl Slots {
         let frames = u64::from(frames.max(1));
         let end = capacity - capacity % frames;
         let surface = Surface::reserve(end, BackendChoice::Auto)?;
+        // No read needs to populate a slot: it has memory, or gets it by the read.
+        surface.claimed_by_owner();
         let chunks = match huge && HUGE_PAGES.is_multiple_of(frames) && surface.can_collapse() {
             true => end / HUGE_PAGES,
             false => 0,
@@ -172,6 +184,7 @@ impl Slots {
             absent: Mutex::new(Absent { slots: Vec::new(), touched: 0, end }),
             huge: (0..chunks).map(|_| AtomicBool::new(true)).collect(),
             free: std::array::from_fn(|_| FreeList::default()),
+            free_in_small: FreeList::default(),
         })
     }
 
@@ -222,76 +235,89 @@ impl Slots {
         self.surface.base().as_ptr().wrapping_add((slot as usize).wrapping_sub(1) * PAGE_SIZE)
     }
 
-    /// How many chunks of 512 frames are huge pages, if the kernel had some when they were touched.
+    /// How many chunks of 512 frames were touched and not split since: huge pages, if the kernel had
+    /// some.
     pub(crate) fn huge_chunks(&self) -> u64 {
         let touched = lock(&self.absent).touched / HUGE_PAGES;
         let touched = self.huge.iter().take(touched as usize);
         touched.filter(|huge| huge.load(Ordering::Relaxed)).count() as u64
     }
 
-    /// Takes a free slot. The caller has taken its frames out of the budget, so there is one.
-    pub(crate) fn take(&self) -> u64 {
+    /// Takes a free slot, for a thread that has taken its frames out of the budget. None if there is
+    /// none: then other threads hold the frames, or the surface has their memory. With `in_small`
+    /// breaks a chunk into small pages rather than that; otherwise a chunk gets memory as a whole.
+    pub(crate) fn take(&self, in_small: bool) -> Option<u64> {
         let own = own_list();
-        loop {
-            let from = |list: usize| lock(&self.free[(own + list) % LISTS].0).pop();
-            let taken = from(0).or_else(|| self.take_absent());
-            if let Some(slot) = taken.or_else(|| (1..LISTS).find_map(from)) {
-                return slot;
-            }
-            // Slots come and go between this thread's looks at the lists.
-            thread::yield_now();
-        }
+        let taken = lock(&self.free[own].0).pop();
+        taken
+            .or_else(|| self.steal(own))
+            .or_else(|| lock(&self.free_in_small.0).pop())
+            .or_else(|| self.take_absent(own, in_small))
     }
 
-    /// Takes a slot that has no memory, which it gets at its first touch. None if the pool has no
-    /// memory left: then other slots are free.
-    fn take_absent(&self) -> Option<u64> {
+    /// Takes free slots from another thread's list: one for the caller, and some for its list.
+    fn steal(&self, own: usize) -> Option<u64> {
+        for other in 1..LISTS {
+            let mut other = lock(&self.free[(own + other) % LISTS].0);
+            let rest = other.len() - (other.len().div_ceil(2)).min(STOLEN_MAX);
+            let mut stolen = other.split_off(rest);
+            drop(other);
+            if let Some(slot) = stolen.pop() {
+                lock(&self.free[own].0).append(&mut stolen);
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// Takes a slot that has no memory, which it gets at its first touch.
+    fn take_absent(&self, own: usize, in_small: bool) -> Option<u64> {
+        if self.memory.missing(self.frames) > 0 {
+            return None;
+        }
         let mut absent = lock(&self.absent);
-        loop {
-            if !absent.slots.is_empty() {
-                return self.memory.try_add(self.frames, OF_SLOT).then(|| absent.slots.pop())?;
+        let chunk = absent.touched;
+        let first = chunk + 1;
+        let others = 1..HUGE_PAGES / self.frames;
+        let others = others.rev().map(|number| first + number * self.frames);
+        let huge = match self.huge.get((chunk / HUGE_PAGES) as usize) {
+            Some(huge) => huge,
+            None if absent.slots.is_empty() && chunk < absent.end => {
+                return self.memory.try_add(self.frames, OF_SLOT).then(|| {
+                    absent.touched += self.frames;
+                    first
+                });
             }
-            if absent.touched == absent.end {
-                return None;
-            }
-            match self.huge.get((absent.touched / HUGE_PAGES) as usize) {
-                None => {
-                    let slot = absent.touched + 1;
-                    return self.memory.try_add(self.frames, OF_SLOT).then(|| {
-                        absent.touched += self.frames;
-                        slot
-                    });
-                }
-                Some(huge) => {
-                    let chunk = absent.touched;
-                    let first = chunk + 1;
-                    let others = 1..HUGE_PAGES / self.frames;
-                    let others = others.rev().map(|number| first + number * self.frames);
-                    if self.memory.try_add(HUGE_PAGES, OF_SLOT) {
-                        absent.touched += HUGE_PAGES;
-                        lock(&self.free[own_list()].0).extend(others);
-                        return Some(first);
-                    }
-                    if self.memory.missing(self.frames) > 0 {
-                        return None;
-                    }
-                    // There is no room for a huge page: the chunk's slots get memory one by one.
-                    let range = PageRange::new(chunk, HUGE_PAGES);
-                    if let Err(error) = self.surface.advise(range, Advice::NoHugePage) {
-                        tracing::warn!("the pool may take 2 MiB more than its size: {error}");
-                    }
-                    huge.store(false, Ordering::Relaxed);
-                    absent.touched += HUGE_PAGES;
-                    absent.slots.extend(others.chain([first]));
-                }
-            }
+            None => return self.pop_absent(&mut absent),
+        };
+        if self.memory.try_add(HUGE_PAGES, OF_SLOT) {
+            absent.touched += HUGE_PAGES;
+            lock(&self.free[own].0).extend(others);
+            return Some(first);
         }
+        if absent.slots.is_empty() && in_small {
+            let range = PageRange::new(chunk, HUGE_PAGES);
+            if let Err(error) = self.surface.advise(range, Advice::NoHugePage) {
+                tracing::warn!("the pool may take 2 MiB more than its size: {error}");
+            }
+            huge.store(false, Ordering::Relaxed);
+            absent.touched += HUGE_PAGES;
+            absent.slots.extend(others.chain([first]));
+        }
+        self.pop_absent(&mut absent)
     }
 
-    /// Gives a slot back whose page has left. The caller puts its frames back into the budget
-    /// afterwards.
+    fn pop_absent(&self, absent: &mut Absent) -> Option<u64> {
+        let has_room = !absent.slots.is_empty() && self.memory.try_add(self.frames, OF_SLOT);
+        has_room.then(|| absent.slots.pop())?
+    }
+
+    /// Gives a slot back that no page is in any more. The caller puts its frames back into the
+    /// budget afterwards.
     pub(crate) fn give_back(&self, slot: u64) {
-        lock(&self.free[own_list()].0).push(slot);
+        let is_in_small = !self.huge.is_empty() && !self.is_huge(slot);
+        let list = if is_in_small { &self.free_in_small } else { &self.free[own_list()] };
+        lock(&list.0).push(slot);
     }
 
     /// Counts the memory of a page on the surface. The caller has taken its frames out of the
@@ -313,16 +339,16 @@ impl Slots {
         self.memory.remove(frames, 1);
     }
 
-    /// Takes the memory of free slots that have `missing` frames, and of some more. False if it
-    /// took none.
+    /// Takes the memory of free slots that have `missing` frames, and of some more. False if the
+    /// kernel does not take it now.
     fn trim(&self, missing: u64) -> bool {
         let mut absent = lock(&self.absent);
-        let few = missing.div_ceil(self.frames);
-        let wanted = if self.huge.is_empty() { few } else { few.max(HUGE_PAGES / self.frames) };
-        let mut victims = self.pop_free(wanted as usize, |slot| !self.is_huge(slot));
-        if (victims.len() as u64) < few && self.split_one() {
-            let more = wanted as usize - victims.len();
-            victims.append(&mut self.pop_free(more, |slot| !self.is_huge(slot)));
+        let few = missing.div_ceil(self.frames) as usize;
+        let least = if self.huge.is_empty() { 0 } else { TRIMMED_MIN / self.frames };
+        let wanted = few.max(least as usize);
+        let mut victims = self.pop_small(wanted);
+        while victims.len() < few && self.split_one() {
+            victims.append(&mut self.pop_small(wanted - victims.len()));
         }
         let range = |slot: &u64| PageRange::new(self.place(*slot), self.frames);
         let mut entries: Vec<Entry> = victims.iter().map(|slot| Entry::new(range(slot))).collect();
@@ -343,46 +369,62 @@ impl Slots {
         taken > 0
     }
 
-    /// Removes up to `most` free slots from the lists, of those that `choose` likes.
-    fn pop_free(&self, most: usize, choose: impl Fn(u64) -> bool) -> Vec<u64> {
+    /// Takes up to `most` free slots in small pages.
+    fn pop_small(&self, most: usize) -> Vec<u64> {
+        let lists = match self.huge.is_empty() {
+            true => &self.free[..],
+            false => std::slice::from_ref(&self.free_in_small),
+        };
         let mut popped = Vec::new();
-        for list in &self.free {
+        for list in lists {
             let mut list = lock(&list.0);
-            let mut index = 0;
-            while popped.len() < most && index < list.len() {
-                match choose(list[index]) {
-                    true => popped.push(list.swap_remove(index)),
-                    false => index += 1,
-                }
-            }
+            let rest = list.len().saturating_sub(most - popped.len());
+            popped.append(&mut list.split_off(rest));
         }
         popped
     }
 
-    /// Splits the huge page of a free slot. False if there is none, or if the kernel splits none of
-    /// them now, because of I/O.
+    /// Splits the huge page with the most free slots. False if there is none, or if the kernel
+    /// splits none of them now, because of I/O.
     fn split_one(&self) -> bool {
-        let mut declined = Vec::new();
-        loop {
-            let chunk = |slot: u64| (self.place(slot) / HUGE_PAGES) as usize;
-            let may_split = |slot| self.is_huge(slot) && !declined.contains(&chunk(slot));
-            let Some(slot) = self.pop_free(1, may_split).pop() else { return false };
-            self.give_back(slot);
-            let number = chunk(slot);
-            let range = PageRange::new(number as u64 * HUGE_PAGES, HUGE_PAGES);
-            let split = self.surface.advise(range, Advice::NoHugePage).is_ok()
-                && self.surface.split(self.place(slot)).is_ok_and(|asked| asked.is_done());
-            if split {
-                self.huge[number].store(false, Ordering::Relaxed);
-                return true;
+        let mut counts: BTreeMap<usize, u64> = BTreeMap::new();
+        for list in &self.free {
+            for slot in lock(&list.0).iter().filter(|slot| self.is_huge(**slot)) {
+                *counts.entry(self.chunk(*slot)).or_default() += 1;
             }
-            declined.push(number);
         }
+        let mut chunks: Vec<(u64, usize)> =
+            counts.into_iter().map(|(chunk, count)| (count, chunk)).collect();
+        chunks.sort_unstable();
+        let Some((_, chunk)) = chunks.into_iter().rev().find(|(_, chunk)| self.split(*chunk))
+        else {
+            return false;
+        };
+        for list in &self.free {
+            let mut list = lock(&list.0);
+            let here = list.extract_if(.., |slot| self.chunk(*slot) == chunk).collect::<Vec<_>>();
+            drop(list);
+            lock(&self.free_in_small.0).extend(here);
+        }
+        true
+    }
+
+    fn split(&self, chunk: usize) -> bool {
+        let range = PageRange::new(chunk as u64 * HUGE_PAGES, HUGE_PAGES);
+        let split = self.surface.advise(range, Advice::NoHugePage).is_ok()
+            && self.surface.split(range.start).is_ok_and(|asked| asked.is_done());
+        if split {
+            self.huge[chunk].store(false, Ordering::Relaxed);
+        }
+        split
+    }
+
+    fn chunk(&self, slot: u64) -> usize {
+        (self.place(slot) / HUGE_PAGES) as usize
     }
 
     fn is_huge(&self, slot: u64) -> bool {
-        let chunk = self.huge.get((self.place(slot) / HUGE_PAGES) as usize);
-        chunk.is_some_and(|huge| huge.load(Ordering::Relaxed))
+        self.huge.get(self.chunk(slot)).is_some_and(|huge| huge.load(Ordering::Relaxed))
     }
 }
 
@@ -394,13 +436,13 @@ mod tests {
     #[test]
     fn every_slot_is_taken_once_and_lies_within_the_memory() {
         let slots = Slots::new(3, 32, UseSlots::Always, false).unwrap();
-        let taken: Vec<u64> = (0..10).map(|_| slots.take()).collect();
+        let taken: Vec<u64> = (0..10).map(|_| slots.take(true).unwrap()).collect();
         assert_eq!(taken, (0..10).map(|slot| 1 + 3 * slot).collect::<Vec<_>>());
         let last = slots.place(taken[9]) + 3;
         assert!(last <= slots.surface().pages());
         assert_eq!(slots.address(taken[1]).addr() - slots.address(taken[0]).addr(), 3 * PAGE_SIZE);
         taken[3..5].iter().for_each(|slot| slots.give_back(*slot));
-        let mut again = [slots.take(), slots.take()];
+        let mut again = [slots.take(true).unwrap(), slots.take(true).unwrap()];
         again.sort_unstable();
         assert_eq!(again, [10, 13]);
     }
@@ -408,11 +450,11 @@ mod tests {
     #[test]
     fn a_thread_finds_what_others_have_given_back() {
         let slots = Slots::new(1, 8, UseSlots::Always, false).unwrap();
-        let taken: Vec<u64> = (0..8).map(|_| slots.take()).collect();
-        thread::scope(|scope| {
+        let taken: Vec<u64> = (0..8).map(|_| slots.take(true).unwrap()).collect();
+        std::thread::scope(|scope| {
             scope.spawn(|| taken.iter().for_each(|slot| slots.give_back(*slot)));
         });
-        let mut again: Vec<u64> = (0..8).map(|_| slots.take()).collect();
+        let mut again: Vec<u64> = (0..8).map(|_| slots.take(true).unwrap()).collect();
         again.sort_unstable();
         assert_eq!(again, taken);
     }
@@ -431,7 +473,7 @@ mod tests {
 
     /// Takes a slot and touches it.
     fn take_and_fill(slots: &Slots) -> u64 {
-        let slot = slots.take();
+        let slot = slots.take(true).unwrap();
         let bytes = slots.frames as usize * PAGE_SIZE;
         // SAFETY: the slot is the caller's, and it is mapped.
         unsafe { slots.address(slot).write_bytes(content(slot), bytes) };
@@ -458,7 +500,7 @@ mod tests {
         assert_eq!(resident(&slots), 26);
         assert!(slots.lend(6));
         assert_eq!(resident(&slots), 20);
-        assert!(!slots.lend(5), "four frames are free, and one is left");
+        assert!(!slots.lend(5), "no slot is free, and one frame is left");
         assert!(taken[..4].iter().chain(&taken[10..]).all(|slot| holds(&slots, *slot)));
         slots.take_home(11);
         (0..6).for_each(|_| _ = take_and_fill(&slots));

@@ -5,6 +5,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::thread;
 
 use common::churn::Churn;
 use common::{Random, generation, new_page, open, options};
@@ -128,6 +129,46 @@ fn slots_and_surface_share_the_memory_while_threads_work() {
         churn.check(&pool);
         assert!(pool.stats().resident_frames_peak <= FRAMES);
     }
+}
+
+/// When the file outgrows the pool, most slots get huge pages all the same: pages leave the surface
+/// until there is room for whole ones.
+#[test]
+fn a_pool_that_changes_its_translation_has_huge_pages_afterwards() {
+    if !pool_chooses() || vellum_vm::probe::huge_pages().is_err() {
+        return println!("skipped: the translation is given, or there are no huge pages");
+    }
+    const FRAMES: u64 = 64 << 8;
+    for evictors in [0, 1] {
+        let options = PoolOptions { evictors, ..by(Translation::Auto, FRAMES) };
+        let pool = open(Arc::new(MemoryDevice::new()), options);
+        let new_pages = |count| (0..count).for_each(|_| _ = new_page(&pool, 1, 1));
+        thread::scope(|scope| (0..2).for_each(|_| _ = scope.spawn(|| new_pages(2 * FRAMES))));
+        let huge = pool.huge_page_stats().collapsed;
+        assert!(huge >= FRAMES / 512 * 3 / 4, "{huge} of {}", FRAMES / 512);
+    }
+}
+
+/// A few long values do not cost the slots all of their huge pages.
+#[test]
+fn some_long_pages_leave_most_huge_pages_alone() {
+    if vellum_vm::probe::huge_pages().is_err() {
+        return println!("skipped: no huge pages here");
+    }
+    const FRAMES: u64 = 128 << 8;
+    let pool = pool_by(Translation::Table, FRAMES);
+    let pages: Vec<PageRef> = (0..2 * FRAMES).map(|value| new_page(&pool, 1, value)).collect();
+    let mut random = Random(5);
+    let mut long: Vec<PageRef> = Vec::new();
+    for value in 0..600 {
+        long.push(new_page(&pool, 4, value));
+        if long.len() > 20 {
+            pool.free_page(long.remove(0)).unwrap();
+        }
+        (0..100).for_each(|_| drop(pool.fix_shared(random.pick(&pages)).unwrap()));
+    }
+    let huge = pool.huge_page_stats().collapsed;
+    assert!(huge >= FRAMES / 512 / 2, "{huge} of {}", FRAMES / 512);
 }
 
 #[test]

@@ -246,6 +246,7 @@ impl Surface {
     fn populate_for_read(&self, entries: &mut [Entry]) {
         let pages: u64 = entries.iter().map(|entry| entry.range.count).fold(0, u64::saturating_add);
         match self.fault_behaviour() {
+            _ if self.is_claimed_by_owner() => self.check(entries),
             FaultBehaviour::ReadsZeros if pages < POPULATE_FROM => self.check(entries),
             FaultBehaviour::WritesFault if !self.must_be_populated() => self.check(entries),
             FaultBehaviour::ReadsZeros | FaultBehaviour::WritesFault => _ = self.populate(entries),
@@ -360,9 +361,15 @@ impl Surface {
         !self.fault_behaviour().writing_populates() && !self.claimed.load(Ordering::Relaxed)
     }
 
-    /// The owner promises to claim each page before any read into it.
+    /// The owner promises that no read has to populate a page before it writes it: it claims each
+    /// page before any read into it, or keeps pages populated.
     pub fn claimed_by_owner(&self) {
         self.claimed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the owner has [promised](Self::claimed_by_owner) that no read has to populate.
+    pub fn is_claimed_by_owner(&self) -> bool {
+        self.claimed.load(Ordering::Relaxed)
     }
 
     /// Whether a page that held no memory holds zeros once it is populated. If not, it holds the

@@ -128,7 +128,8 @@ impl MemoryDevice {
         }
         // On a surface where a write populates a released page, a few pages need no call.
         let by_touching = !surface.must_be_populated();
-        if !(here && by_touching) || range.count >= POPULATE_FROM {
+        let is_worth_it = !(here && by_touching) || range.count >= POPULATE_FROM;
+        if is_worth_it && !surface.is_claimed_by_owner() {
             let mut entry = [Entry::new(range)];
             surface.populate(&mut entry);
             entry[0].result?;

@@ -98,6 +98,15 @@ impl FrameBudget {
         }
     }
 
+    /// Puts frames back that were never used. That is no progress, but others may have waited for
+    /// these frames.
+    fn put_back_unused(&self, frames: u64) {
+        self.used.fetch_sub(frames, Ordering::SeqCst);
+        if self.awaited.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
     /// Wakes all threads and tasks that wait for frames, so that they retry.
     pub(crate) fn wake(&self) {
         let mut tasks = lock(&self.tasks);
@@ -140,6 +149,12 @@ impl FrameBudget {
 }
 
 impl Reserved<'_> {
+    /// Puts the frames back: there was something else missing.
+    pub(crate) fn cancel(self) {
+        self.budget.put_back_unused(self.frames);
+        std::mem::forget(self);
+    }
+
     /// The page is resident now: its frames are put back when it is evicted or freed.
     pub(crate) fn keep(self) {
         std::mem::forget(self);

@@ -11,7 +11,7 @@ pub(crate) mod write_back;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::core::{Core, ReservedPage};
+use crate::core::{Core, ReservedPage, Unreserved};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::eviction::write_back::{HeldPages, Writer};
@@ -85,38 +85,56 @@ impl Eviction {
 
     /// Takes the frames for a page out of the budget. Evicts other pages if there are too few.
     pub(crate) fn reserve(&self, page: PageRef) -> Result<ReservedPage<'_>, PoolError> {
-        match self.core.try_reserve(page) {
-            Some(reserved) => {
+        match self.core.try_reserve(page, false) {
+            Ok(reserved) => {
                 self.evict_ahead();
                 Ok(reserved)
             }
-            None => self.reserve_by_evicting(page),
+            Err(why) => self.reserve_by_evicting(page, why),
         }
     }
 
-    /// As [`reserve`](Eviction::reserve), but never evicts. None if there are too few frames.
-    pub(crate) fn try_reserve(&self, page: PageRef) -> Option<ReservedPage<'_>> {
-        let reserved = self.core.try_reserve(page);
+    /// As [`reserve`](Eviction::reserve), but never evicts. `in_small` as for
+    /// [`Core::try_reserve`].
+    pub(crate) fn try_reserve(
+        &self,
+        page: PageRef,
+        in_small: bool,
+    ) -> Result<ReservedPage<'_>, Unreserved> {
+        let reserved = self.core.try_reserve(page, in_small);
         self.evict_ahead();
         reserved
     }
 
     #[cold]
-    fn reserve_by_evicting(&self, page: PageRef) -> Result<ReservedPage<'_>, PoolError> {
-        let mut rounds = 0;
+    fn reserve_by_evicting(
+        &self,
+        page: PageRef,
+        mut why: Unreserved,
+    ) -> Result<ReservedPage<'_>, PoolError> {
+        let (mut rounds, mut in_small) = (0, false);
         while rounds < self.patience {
             let progress = self.progress();
-            let evicted = self.evict_batch(u64::from(page.frames).max(self.batch as u64));
+            let evicted = match why {
+                Unreserved::NoFrames => {
+                    self.evict_batch(u64::from(page.frames).max(self.batch as u64))
+                }
+                // It would not help.
+                Unreserved::NoMemory => Evicted::default(),
+            };
             self.core.counters.add(Event::EvictInline, evicted.pages);
-            if let Some(reserved) = self.core.try_reserve(page) {
-                return Ok(reserved);
-            }
+            in_small |= evicted.frames == 0;
+            why = match self.core.try_reserve(page, in_small) {
+                Ok(reserved) => return Ok(reserved),
+                Err(why) => why,
+            };
             if evicted.frames == 0 {
                 self.core.counters.count(Event::FrameWait);
                 self.core.budget.wait_briefly();
                 // The pool is not exhausted if other threads got the frames, or if the format puts
                 // writes off.
-                rounds = if self.progress() == progress { rounds + 1 } else { 0 };
+                let others_go_on = why == Unreserved::NoFrames && self.progress() != progress;
+                rounds = if others_go_on { 0 } else { rounds + 1 };
             }
         }
         Err(self.exhausted(page))

@@ -34,7 +34,7 @@ fn run(core: &Core) {
     let mut failures = 0;
     while let Some(chunk) = huge.candidates.next() {
         let started = Instant::now();
-        let take_frames = || core.try_reserve_on_surface(HUGE_PAGES as u32);
+        let take_frames = || core.try_reserve_on_surface(HUGE_PAGES as u32).ok();
         let attempt = huge.try_collapse(&core.surface, &core.budget, take_frames, chunk);
         if let Attempt::Later(wait) | Attempt::Declined(wait) = attempt {
             let later = Instant::now() + Duration::from_millis(u64::from(wait));

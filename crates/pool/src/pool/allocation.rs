@@ -58,9 +58,9 @@ impl Pool {
         if frames == 0 || u64::from(frames) > capacity || frames > PageRef::MAX_FRAMES {
             return Err(PoolError::PageTooLarge { page: PageRef::new(0, frames), capacity });
         }
-        let reserved = self.eviction.reserve(PageRef::new(0, frames))?;
+        let mut reserved = self.eviction.reserve(PageRef::new(0, frames))?;
         let Some(page) = take(self)? else { return Ok(None) };
-        match self.core.claim_unallocated(page, reserved.is_in_slot()) {
+        match self.core.claim_unallocated(page, &mut reserved) {
             Err(error @ PoolError::Populate { .. }) => {
                 self.give_place_up(page)?;
                 return Err(error);

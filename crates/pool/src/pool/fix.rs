@@ -51,11 +51,13 @@ impl Pool {
             let (state, seen) = self.core.look(page)?;
             match seen.state() {
                 State::Unlocked | State::Shared(_) => {
-                    if self.core.is_whole(page) {
-                        return Ok((state, seen));
-                    }
+                    // The frames and the word are of one page if the word is still the same.
+                    let is_whole = self.core.is_whole(page);
                     if seen.validates(state.load_after_reads()) {
-                        return Err(PoolError::WrongSize(page));
+                        return match is_whole {
+                            true => Ok((state, seen)),
+                            false => Err(PoolError::WrongSize(page)),
+                        };
                     }
                 }
                 State::Inner => return Err(PoolError::WrongSize(page)),
@@ -282,7 +284,10 @@ fn try_optimistic_slow(core: &Core, page: PageRef) -> Option<(&PageState, Word)>
         let (state, seen) = core.look(page).ok()?;
         match seen.state() {
             State::Unlocked | State::Shared(_) => {
-                return core.is_whole(page).then_some((state, seen));
+                let is_whole = core.is_whole(page);
+                if seen.validates(state.load_after_reads()) {
+                    return is_whole.then_some((state, seen));
+                }
             }
             State::Marked => _ = state.try_unmark(seen),
             State::Locked | State::Evicted | State::Free | State::Inner => return None,

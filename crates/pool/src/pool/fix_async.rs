@@ -1,8 +1,9 @@
 //! Fixing pages from asynchronous code, on any executor.
 //!
 //! A hit is ready at the first poll. A miss starts a read and returns; the device's thread that
-//! completes the read wakes the task. No future blocks its thread, with one exception: in a pool
-//! without background eviction the poll that finds no frame evicts.
+//! completes the read wakes the task. No future blocks its thread, with two exceptions: in a pool
+//! without background eviction the poll that finds no frame evicts; and the poll of a long page waits
+//! for a millisecond if the kernel does not take memory for it from free slots.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -147,6 +148,15 @@ impl<'a> Fix<'a> {
                 return Ok(Step::Again);
             }
             PrepareOutcome::Blocked => return Ok(self.wait_for_inner(cx)),
+            PrepareOutcome::NoMemory => {
+                self.frame_waits += 1;
+                if self.frame_waits > self.pool.eviction.patience() {
+                    return Err(self.pool.eviction.exhausted(self.page));
+                }
+                // For the end of other reads, which hold huge pages. No event tells of it.
+                core.budget.wait_briefly();
+                return Ok(Step::Again);
+            }
             PrepareOutcome::NotNow => {}
         }
         let still_evicted = core.look(self.page)?.1 == seen;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::core::{Core, ReservedPage, Wanted};
+use crate::core::{Core, ReservedPage, Unreserved, Wanted};
 use crate::device::{ReadDone, ReadRange, Surface};
 use crate::error::PoolError;
 use crate::page::PageRef;
@@ -39,6 +39,8 @@ pub(crate) enum PrepareOutcome {
     Ready(Load),
     /// The page is not evicted, or no frame is free for it.
     NotNow,
+    /// The kernel does not take memory for it from free slots at this moment.
+    NoMemory,
     /// One of the inner frames is in transit: another page, or this one, is taking or releasing it.
     Blocked,
 }
@@ -70,8 +72,7 @@ impl Claimed<'_> {
             Some(reserved) => reserved,
             None => pool.eviction.reserve(page)?,
         };
-        let in_slot = self.reserved.insert(reserved).is_in_slot();
-        let (surface, place) = core.place_claimed(page, in_slot);
+        let (surface, place) = core.place_claimed(page, self.reserved.insert(reserved));
         let started = Instant::now();
         let result = pool.device.read(surface, ReadRange { pages: page.range(), place });
         core.read_latency.record(started.elapsed(), 1);
@@ -229,8 +230,10 @@ impl Pool {
         if seen.state() != State::Evicted {
             return Ok(PrepareOutcome::NotNow);
         }
-        let Some(reserved) = self.eviction.try_reserve(page) else {
-            return Ok(PrepareOutcome::NotNow);
+        let mut reserved = match self.eviction.try_reserve(page, event == Event::Miss) {
+            Ok(reserved) => reserved,
+            Err(Unreserved::NoFrames) => return Ok(PrepareOutcome::NotNow),
+            Err(Unreserved::NoMemory) => return Ok(PrepareOutcome::NoMemory),
         };
         let before = match self.core.claim(page, state, seen)? {
             ClaimOutcome::Ours(before) => before,
@@ -238,8 +241,8 @@ impl Pool {
             ClaimOutcome::Blocked => return Ok(PrepareOutcome::Blocked),
         };
         let in_slot = reserved.is_in_slot();
+        let (_, place) = self.core.place_claimed(page, &mut reserved);
         reserved.keep();
-        let (_, place) = self.core.place_claimed(page, in_slot);
         let started = Instant::now();
         let read = AsyncRead {
             core: self.core.clone(),

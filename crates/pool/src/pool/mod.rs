@@ -92,8 +92,8 @@ impl Pool {
         let huge = options.huge_pages == HugePages::Auto && frames >= HugeChunks::MIN_FRAMES;
         let new_slots = |when| Slots::new(options.slot_frames, frames, when, huge);
         let slots = match use_slots.map(new_slots).transpose() {
-            // The pool has the choice.
-            Err(PoolError::TooManySlots { .. }) if use_slots == Some(UseSlots::WhenOutgrown) => {
+            Err(error) if use_slots == Some(UseSlots::WhenOutgrown) => {
+                tracing::warn!("the pool finds pages by the MMU alone: {error}");
                 None
             }
             slots => slots?,

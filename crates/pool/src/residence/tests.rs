@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, clippy::unwrap_used)] // helpers of tests may, as tests may
 
+use std::future::Future;
 use std::io::{PipeReader, PipeWriter};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use vellum_vm::{BackendChoice, BackendKind};
 
 use super::*;
 use crate::device::MemoryDevice;
-use crate::{Pool, PoolOptions, PoolSize, RawPages, Space, StatePlace};
+use crate::{Pool, PoolOptions, PoolSize, RawPages, Space, StatePlace, Translation};
 
 /// A pool on exmap with states in that place; none where that cannot be.
 fn pool(states: StatePlace) -> Option<Pool> {
@@ -126,4 +127,49 @@ fn no_memory_changes_nothing(pool: &Pool) {
     assert!(pool.allocate(2).unwrap().iter().all(|byte| *byte == 0));
     assert!(pool.fix_shared(first).is_ok());
     assert_eq!(pool.kernel_resident_pages().unwrap(), 5);
+}
+
+/// The kernel does not take the memory of free slots, because the process has locked it. A thread
+/// and a task that need the memory give up, and evict no page for nothing.
+#[test]
+fn slots_that_the_kernel_keeps_end_the_wait_for_their_memory() {
+    let options = PoolOptions {
+        size: PoolSize::Bytes(64 * 4096),
+        translation: Translation::Table,
+        backend: BackendChoice::Only(BackendKind::Madvise),
+        evictors: 0,
+        patience: 20,
+        ..PoolOptions::default()
+    };
+    let device = Arc::new(MemoryDevice::new());
+    let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
+    let long = pool.allocate(16).unwrap().page();
+    let pages: Vec<PageRef> = (0..200).map(|_| pool.allocate(1).unwrap().page()).collect();
+    pool.sync().unwrap();
+    while pool.is_resident(long) {
+        pages.iter().for_each(|page| drop(pool.fix_shared(*page).unwrap()));
+    }
+    // All memory is that of slots.
+    pages.iter().for_each(|page| drop(pool.fix_shared(*page).unwrap()));
+    let slots = pool.core.slots.as_ref().unwrap().surface();
+    let (base, len) = (slots.base().as_ptr().cast(), 64 * 4096);
+    // SAFETY: locking changes no contents.
+    assert_eq!(unsafe { libc::mlock(base, len) }, 0, "{}", io::Error::last_os_error());
+    let resident: Vec<PageRef> = pages.into_iter().filter(|page| pool.is_resident(*page)).collect();
+    resident[..40].iter().for_each(|page| pool.free_page(*page).unwrap());
+    let evictions = pool.stats().evictions;
+    let error = pool.allocate(16).unwrap_err();
+    assert!(matches!(error, PoolError::Exhausted { .. }), "{error}");
+    let error = pool.fix_shared(long).unwrap_err();
+    assert!(matches!(error, PoolError::Exhausted { .. }), "{error}");
+    let mut task = std::pin::pin!(pool.fix_shared_async(long));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let std::task::Poll::Ready(Err(error)) = task.as_mut().poll(&mut context) else {
+        panic!("the task waits");
+    };
+    assert!(matches!(error, PoolError::Exhausted { .. }), "{error}");
+    assert_eq!(pool.stats().evictions, evictions, "an eviction does not help");
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::munlock(base, len) }, 0);
+    assert_eq!(pool.fix_shared(long).unwrap().len(), 16 * 4096);
 }
