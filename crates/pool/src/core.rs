@@ -53,8 +53,8 @@ pub(crate) struct Core {
     poison: OnceLock<Arc<str>>,
 }
 
-/// The frames of a page, taken out of the budget, and its slot if it is to lie in one. Put back when
-/// dropped unless [`kept`](ReservedPage::keep).
+/// The frames of a page, taken out of the budget, and its slot if it is to lie in one. Put back
+/// when dropped unless [`kept`](ReservedPage::keep).
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct ReservedPage<'a> {
@@ -293,8 +293,8 @@ impl Core {
         Ok(ReservedPage { core: self, frames, memory: ReservedMemory::OnSurface })
     }
 
-    /// Puts frames back that were taken for a page which did not become resident. Its slot was given
-    /// back, if it had one.
+    /// Puts frames back that were taken for a page which did not become resident. Its slot was
+    /// given back, if it had one.
     pub(crate) fn put_reserved_back(&self, frames: u32, in_slot: bool) {
         if let (Some(slots), false) = (&self.slots, in_slot) {
             slots.take_home(u64::from(frames));

@@ -7,9 +7,9 @@
 //! the memory goes, and the thread that brings new memory holds the new lock. So the thread that
 //! releases a page updates the policy and the page's bits before the release.
 //!
-//! In a pool with slots (`slots.rs`) a page may get a slot instead of memory. The thread that faults
-//! it in takes the slot together with the frames of the budget; the thread that evicts or frees it
-//! gives the slot back when the word says that the page is gone.
+//! In a pool with slots (`slots.rs`) a page may get a slot instead of memory. The thread that
+//! faults it in takes the slot together with the frames of the budget; the thread that evicts or
+//! frees it gives the slot back when the word says that the page is gone.
 
 #![allow(unsafe_code)]
 
@@ -146,8 +146,8 @@ impl Core {
         Claim::Ours
     }
 
-    /// Gives a claimed page the slot that was reserved for it, if it lies in one. Returns the surface
-    /// and the place on it for the page's bytes.
+    /// Gives a claimed page the slot that was reserved for it, if it lies in one. Returns the
+    /// surface and the place on it for the page's bytes.
     pub(crate) fn place_claimed(
         &self,
         page: PageRef,

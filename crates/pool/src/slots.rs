@@ -15,10 +15,10 @@
 //! hit depends on no table, and nothing has to leave.
 //!
 //! A slot is free, or one page is in it. A thread takes a slot together with the frames of the
-//! budget, faults the page in while it holds the page exclusively, and writes the slot's number into
-//! the word. The thread that evicts or frees the page first changes the word, then gives the slot
-//! back, and then the frames. An optimistic reader with an older word may read the bytes of another
-//! page. It finds that the version has changed.
+//! budget, faults the page in while it holds the page exclusively, and writes the slot's number
+//! into the word. The thread that evicts or frees the page first changes the word, then gives the
+//! slot back, and then the frames. An optimistic reader with an older word may read the bytes of
+//! another page. It finds that the version has changed.
 //!
 //! Slots and the surface share the pool's memory ([`Memory`]). A slot has memory from its first use
 //! on, free or not. If pages on the surface need that memory, free slots lose theirs (`trim`), and
@@ -235,17 +235,18 @@ impl Slots {
         self.surface.base().as_ptr().wrapping_add((slot as usize).wrapping_sub(1) * PAGE_SIZE)
     }
 
-    /// How many chunks of 512 frames were touched and not split since: huge pages, if the kernel had
-    /// some.
+    /// How many chunks of 512 frames were touched and not split since: huge pages, if the kernel
+    /// had some.
     pub(crate) fn huge_chunks(&self) -> u64 {
         let touched = lock(&self.absent).touched / HUGE_PAGES;
         let touched = self.huge.iter().take(touched as usize);
         touched.filter(|huge| huge.load(Ordering::Relaxed)).count() as u64
     }
 
-    /// Takes a free slot, for a thread that has taken its frames out of the budget. None if there is
-    /// none: then other threads hold the frames, or the surface has their memory. With `in_small`
-    /// breaks a chunk into small pages rather than that; otherwise a chunk gets memory as a whole.
+    /// Takes a free slot, for a thread that has taken its frames out of the budget. None if there
+    /// is none: then other threads hold the frames, or the surface has their memory. With
+    /// `in_small` breaks a chunk into small pages rather than that; otherwise a chunk gets memory
+    /// as a whole.
     pub(crate) fn take(&self, in_small: bool) -> Option<u64> {
         let own = own_list();
         let taken = lock(&self.free[own].0).pop();

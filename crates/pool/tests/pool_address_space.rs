@@ -20,6 +20,9 @@ fn address_space() -> u64 {
 /// There is no room for slots besides. A pool that has the choice does without them.
 #[test]
 fn a_pool_opens_where_there_are_no_addresses_for_slots() {
+    if std::env::var_os("VELLUM_TRANSLATION").is_some() {
+        return println!("skipped: the translation is given");
+    }
     let limit = address_space() + (1 << 30);
     let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
     rustix::process::setrlimit(

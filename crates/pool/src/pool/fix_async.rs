@@ -2,8 +2,8 @@
 //!
 //! A hit is ready at the first poll. A miss starts a read and returns; the device's thread that
 //! completes the read wakes the task. No future blocks its thread, with two exceptions: in a pool
-//! without background eviction the poll that finds no frame evicts; and the poll of a long page waits
-//! for a millisecond if the kernel does not take memory for it from free slots.
+//! without background eviction the poll that finds no frame evicts; and the poll of a long page
+//! waits for a millisecond if the kernel does not take memory for it from free slots.
 
 use std::future::Future;
 use std::pin::Pin;
