@@ -4,7 +4,8 @@
 //! as a library. A page's identifier is its position in the file *and* on a surface of virtual
 //! memory. So a hit reads the page's state word and nothing else: no hash table, no pointers to
 //! swizzle, and pages may refer to each other in any way, cycles too. The pool alone decides which
-//! pages are in memory, and never keeps more of them than its size.
+//! pages are in memory, and never keeps more of them than its size. When the file has outgrown the
+//! pool, the state word says where the page is instead ([`Translation`]), and misses are cheaper.
 //!
 //! It is for stores whose pages refer to one another and outgrow memory. Here a pool of 1 MiB keeps
 //! 4 MiB of pages, which it writes back and faults in again as needed:

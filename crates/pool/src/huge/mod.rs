@@ -58,12 +58,13 @@ pub enum HugePages {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HugePageStats {
-    /// Chunks of 512 frames that are collapsed now. The kernel may have split some of them, to
-    /// swap pages out or because memory ran short.
+    /// Chunks of 512 frames that are collapsed now, and those of slots that were never split. The
+    /// kernel may have split some of them, to swap pages out or because memory ran short, or may
+    /// have had no huge page for one of slots.
     pub collapsed: u64,
     /// Chunks that were collapsed.
     pub collapses: u64,
-    /// Chunks that were split, or released as a whole.
+    /// Chunks that were split, or released as a whole; not those of slots.
     pub splits: u64,
     /// Collapses and splits that the kernel declined, because of I/O on one of the pages or because
     /// memory ran short.

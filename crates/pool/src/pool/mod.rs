@@ -32,7 +32,8 @@ use crate::slots::{Slots, UseSlots};
 use crate::space::Space;
 use crate::sync::{Mutex, lock, thread};
 
-/// A buffer manager that lets the MMU translate page identifiers (vmcache; SIGMOD'23, section 3).
+/// A buffer manager that lets the MMU translate page identifiers (vmcache; SIGMOD'23, section 3),
+/// and a table of state words once the file has outgrown the pool ([`Translation`]).
 ///
 /// Every page of the file has its place on a surface of virtual memory. The pool decides which
 /// pages are in memory. Any thread may call any method.
