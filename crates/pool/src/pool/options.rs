@@ -168,8 +168,8 @@ pub struct PoolOptions {
     /// Whether the pool collapses pages that stay resident into huge pages, which makes random
     /// access cheaper. One more thread does that. It takes 512 free frames (2 MiB) of the pool for
     /// a moment, and skips its turn if fewer are free. The states of the file's first pages, up to
-    /// a 64th of the pool's size, are populated 2 MiB at a time. On exmap only the states are. Slots
-    /// are in huge pages from the beginning, also without background threads.
+    /// a 64th of the pool's size, are populated 2 MiB at a time. On exmap only the states are.
+    /// Slots are in huge pages from the beginning, also without background threads.
     pub huge_pages: HugePages,
     /// How the pool finds a page's memory.
     pub translation: Translation,
