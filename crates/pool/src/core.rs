@@ -75,9 +75,9 @@ enum ReservedMemory {
 /// Why there are no frames for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreserved {
-    /// Other pages have to leave first.
+    /// Other pages have to leave first: there are no frames, or no slot.
     NoFrames,
-    /// The kernel does not take memory from free slots at this moment.
+    /// The surface gets no memory from free slots at this moment. Evicting more does not help.
     NoMemory,
 }
 
@@ -166,7 +166,7 @@ impl Core {
         }
     }
 
-    /// Has pages of the slots' length lie in slots.
+    /// Has pages of the slots' length lie in slots, always or when the file has outgrown the pool.
     pub(crate) fn with_slots(mut self, slots: Option<Slots>) -> Core {
         self.slot_mask = slots.as_ref().map_or(SlotMask::NONE, Slots::mask);
         self.slots = slots;
@@ -253,7 +253,7 @@ impl Core {
         self.states.held(page.id)
     }
 
-    /// Notes the length of the file: new pages lie in slots when it has outgrown the pool.
+    /// Notes the length of the file, which decides whether pages that become resident lie in slots.
     pub(crate) fn note_file_pages(&self, pages: u64) {
         if let Some(slots) = &self.slots {
             slots.note_file_pages(pages);
@@ -261,17 +261,17 @@ impl Core {
     }
 
     /// Takes the frames of a page out of the budget, if there are as many, and a slot if new pages
-    /// of this length lie in slots now: with `in_small` one in small pages rather than none.
+    /// of this length lie in slots now. For `may_break` see [`Slots::take`].
     pub(crate) fn try_reserve(
         &self,
         page: PageRef,
-        in_small: bool,
+        may_break: bool,
     ) -> Result<ReservedPage<'_>, Unreserved> {
-        let Some(slots) = self.slots.as_ref().filter(|slots| slots.want(page)) else {
+        let Some(slots) = self.slots.as_ref().filter(|slots| slots.suit(page)) else {
             return self.try_reserve_on_surface(page.frames);
         };
         let reserved = self.budget.try_reserve(page.frames).ok_or(Unreserved::NoFrames)?;
-        let Some(slot) = slots.take(in_small) else {
+        let Some(slot) = slots.take(may_break) else {
             reserved.cancel();
             return Err(Unreserved::NoFrames);
         };
@@ -297,7 +297,7 @@ impl Core {
     /// given back, if it had one.
     pub(crate) fn put_reserved_back(&self, frames: u32, in_slot: bool) {
         if let (Some(slots), false) = (&self.slots, in_slot) {
-            slots.take_home(u64::from(frames));
+            slots.end_loan(u64::from(frames));
         }
         self.budget.put_back(u64::from(frames));
     }

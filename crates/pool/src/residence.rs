@@ -7,9 +7,9 @@
 //! the memory goes, and the thread that brings new memory holds the new lock. So the thread that
 //! releases a page updates the policy and the page's bits before the release.
 //!
-//! In a pool with slots (`slots.rs`) a page may get a slot instead of memory. The thread that
-//! faults it in takes the slot together with the frames of the budget; the thread that evicts or
-//! frees it gives the slot back when the word says that the page is gone.
+//! In a pool with slots (`slots.rs`) a page may lie in one, and no memory comes or goes. The thread
+//! that faults the page in takes the slot together with the frames of the budget; the thread that
+//! evicts or frees the page changes the word first, and gives the slot back afterwards.
 
 #![allow(unsafe_code)]
 
@@ -315,7 +315,7 @@ impl Core {
     fn give_back_frames(&self, page: PageRef, slot: u64) {
         match &self.slots {
             None => {}
-            Some(slots) if slot == 0 => slots.take_home(u64::from(page.frames)),
+            Some(slots) if slot == 0 => slots.end_loan(u64::from(page.frames)),
             Some(slots) => slots.give_back(slot),
         }
     }

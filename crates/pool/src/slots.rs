@@ -2,17 +2,18 @@
 //!
 //! A *slot* is memory for one page. The state word of a resident page says in which slot the page
 //! is (`page/state.rs`): that is the table. So a hit is the word, the page's bytes, and the word
-//! again. Faulting a page in and evicting it move numbers, and the kernel has no part in them: no
-//! page fault, no zeroing, no release, no flush of TLBs. The slots lie in huge pages where the
-//! kernel has them, so that small pages have the reach of large ones in the TLB, also in a full
-//! pool.
+//! again. A miss and an eviction only change the numbers in state words, and the kernel has no part
+//! in them but the read: no page fault, no zeroing, no release, no flush of TLBs. The slots lie in
+//! huge pages where the kernel has them, so that small pages have the reach of large ones in the
+//! TLB, also in a full pool.
 //!
 //! This is the translation of Calico (arXiv 2604.00423), with two changes. The version in the word
 //! never starts afresh, so that a reader cannot take a page that came back to its slot for the one
 //! that it has read. And a page may lie at its own place on the surface instead: its word names no
-//! slot then. Pages of other lengths than a slot's always lie there, contiguous as ever; and if the
-//! caller leaves the choice to the pool, all pages do as long as the file fits the pool: then a
-//! hit depends on no table, and nothing has to leave.
+//! slot then. Pages of other lengths than a slot's always lie there, contiguous as ever. If the
+//! caller leaves the choice to the pool, all pages do until the file has *outgrown* the pool: until
+//! it is longer than fifteen sixteenths of it. An address on the surface does not depend on the
+//! word, so a hit waits for less.
 //!
 //! A slot is free, or one page is in it. A thread takes a slot together with the frames of the
 //! budget, faults the page in while it holds the page exclusively, and writes the slot's number
@@ -42,10 +43,10 @@ use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 /// Lists of free slots, so that threads share few of them.
 const LISTS: usize = if cfg!(feature = "model") { 1 } else { 16 };
 
-/// A thread steals up to so many slots at once, and half of a list.
+/// A thread steals half of a list, but so many slots at most.
 const STOLEN_MAX: usize = 16;
 
-/// Slots of a large pool lose the memory of so many frames at least.
+/// Slots in huge pages lose the memory of so many frames at once, if so many are free.
 const TRIMMED_MIN: u64 = 64;
 
 /// See the module's documentation. The number of a slot is that of its first frame, from 1 on.
@@ -60,21 +61,22 @@ pub(crate) struct Slots {
     /// Whether new pages lie in slots.
     are_used: AtomicBool,
     memory: Memory,
-    /// Slots without memory. Locked before the lists of free slots.
+    /// Slots without memory. Locked before a list of free slots, of which a thread locks one at a
+    /// time.
     absent: Mutex<Absent>,
     /// For each chunk of 512 frames: whether it is one huge page, or will be at the first touch.
     huge: Box<[AtomicBool]>,
     /// Free slots with memory, but for those in chunks that are huge no more.
     free: [FreeList; LISTS],
     /// Free slots with memory in chunks that are huge no more.
-    free_in_small: FreeList,
+    free_in_split: FreeList,
 }
 
 /// When pages lie in slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UseSlots {
     Always,
-    /// Pages that become resident while the file is longer than the pool.
+    /// Pages that become resident while the file is longer than fifteen sixteenths of the pool.
     WhenOutgrown,
 }
 
@@ -99,7 +101,7 @@ struct FreeList(Mutex<Vec<u64>>);
 #[derive(Debug)]
 struct Memory {
     capacity: u64,
-    /// Frames of slots in the upper half, of the surface in the lower.
+    /// Upper 32 bits: frames of slots, free or not. Lower 32 bits: frames on the surface.
     used: AtomicU64,
 }
 
@@ -159,8 +161,8 @@ impl Slots {
         use_when: UseSlots,
         huge: bool,
     ) -> Result<Slots, PoolError> {
-        if capacity > SlotMask::SLOTS_MAX {
-            return Err(PoolError::TooManySlots { frames: capacity, max: SlotMask::SLOTS_MAX });
+        if capacity > SlotMask::FRAMES_MAX {
+            return Err(PoolError::TooManySlots { frames: capacity, max: SlotMask::FRAMES_MAX });
         }
         let frames = u64::from(frames.max(1));
         let end = capacity - capacity % frames;
@@ -177,14 +179,14 @@ impl Slots {
         Ok(Slots {
             surface,
             frames,
-            mask: SlotMask::for_slots(end),
+            mask: SlotMask::for_frames(end),
             use_when,
             are_used: AtomicBool::new(use_when == UseSlots::Always),
             memory: Memory { capacity, used: AtomicU64::new(0) },
             absent: Mutex::new(Absent { slots: Vec::new(), touched: 0, end }),
             huge: (0..chunks).map(|_| AtomicBool::new(true)).collect(),
             free: std::array::from_fn(|_| FreeList::default()),
-            free_in_small: FreeList::default(),
+            free_in_split: FreeList::default(),
         })
     }
 
@@ -194,7 +196,7 @@ impl Slots {
     }
 
     /// Whether a page that becomes resident now lies in a slot.
-    pub(crate) fn want(&self, page: PageRef) -> bool {
+    pub(crate) fn suit(&self, page: PageRef) -> bool {
         u64::from(page.frames) == self.frames && self.are_used()
     }
 
@@ -244,16 +246,16 @@ impl Slots {
     }
 
     /// Takes a free slot, for a thread that has taken its frames out of the budget. None if there
-    /// is none: then other threads hold the frames, or the surface has their memory. With
-    /// `in_small` breaks a chunk into small pages rather than that; otherwise a chunk gets memory
-    /// as a whole.
-    pub(crate) fn take(&self, in_small: bool) -> Option<u64> {
+    /// is none: then other threads hold the frames, or the surface has their memory. If
+    /// `may_break`, a chunk that has no room for a huge page is used in small pages rather than
+    /// that.
+    pub(crate) fn take(&self, may_break: bool) -> Option<u64> {
         let own = own_list();
         let taken = lock(&self.free[own].0).pop();
         taken
             .or_else(|| self.steal(own))
-            .or_else(|| lock(&self.free_in_small.0).pop())
-            .or_else(|| self.take_absent(own, in_small))
+            .or_else(|| lock(&self.free_in_split.0).pop())
+            .or_else(|| self.take_absent(own, may_break))
     }
 
     /// Takes free slots from another thread's list: one for the caller, and some for its list.
@@ -272,18 +274,18 @@ impl Slots {
     }
 
     /// Takes a slot that has no memory, which it gets at its first touch.
-    fn take_absent(&self, own: usize, in_small: bool) -> Option<u64> {
+    fn take_absent(&self, own: usize, may_break: bool) -> Option<u64> {
         if self.memory.missing(self.frames) > 0 {
             return None;
         }
         let mut absent = lock(&self.absent);
-        let chunk = absent.touched;
-        let first = chunk + 1;
+        let place = absent.touched;
+        let first = place + 1;
         let others = 1..HUGE_PAGES / self.frames;
         let others = others.rev().map(|number| first + number * self.frames);
-        let huge = match self.huge.get((chunk / HUGE_PAGES) as usize) {
+        let huge = match self.huge.get((place / HUGE_PAGES) as usize) {
             Some(huge) => huge,
-            None if absent.slots.is_empty() && chunk < absent.end => {
+            None if absent.slots.is_empty() && place < absent.end => {
                 return self.memory.try_add(self.frames, OF_SLOT).then(|| {
                     absent.touched += self.frames;
                     first
@@ -296,8 +298,8 @@ impl Slots {
             lock(&self.free[own].0).extend(others);
             return Some(first);
         }
-        if absent.slots.is_empty() && in_small {
-            let range = PageRange::new(chunk, HUGE_PAGES);
+        if absent.slots.is_empty() && may_break {
+            let range = PageRange::new(place, HUGE_PAGES);
             if let Err(error) = self.surface.advise(range, Advice::NoHugePage) {
                 tracing::warn!("the pool may take 2 MiB more than its size: {error}");
             }
@@ -316,14 +318,14 @@ impl Slots {
     /// Gives a slot back that no page is in any more. The caller puts its frames back into the
     /// budget afterwards.
     pub(crate) fn give_back(&self, slot: u64) {
-        let is_in_small = !self.huge.is_empty() && !self.is_huge(slot);
-        let list = if is_in_small { &self.free_in_small } else { &self.free[own_list()] };
+        let is_in_split = !self.huge.is_empty() && !self.is_huge(slot);
+        let list = if is_in_split { &self.free_in_split } else { &self.free[own_list()] };
         lock(&list.0).push(slot);
     }
 
     /// Counts the memory of a page on the surface. The caller has taken its frames out of the
-    /// budget, so as many frames of slots are free, if slots have all the memory: these lose it.
-    /// False if the kernel does not take the memory now.
+    /// budget. If no memory is left, free slots have at least as much, and give it up. False if
+    /// the kernel does not take it from them now, or if other threads have just taken these slots.
     pub(crate) fn lend(&self, frames: u32) -> bool {
         let frames = u64::from(frames);
         while !self.memory.try_add(frames, 1) {
@@ -336,7 +338,7 @@ impl Slots {
     }
 
     /// The memory of pages on the surface was released.
-    pub(crate) fn take_home(&self, frames: u64) {
+    pub(crate) fn end_loan(&self, frames: u64) {
         self.memory.remove(frames, 1);
     }
 
@@ -374,7 +376,7 @@ impl Slots {
     fn pop_small(&self, most: usize) -> Vec<u64> {
         let lists = match self.huge.is_empty() {
             true => &self.free[..],
-            false => std::slice::from_ref(&self.free_in_small),
+            false => std::slice::from_ref(&self.free_in_split),
         };
         let mut popped = Vec::new();
         for list in lists {
@@ -405,7 +407,7 @@ impl Slots {
             let mut list = lock(&list.0);
             let here = list.extract_if(.., |slot| self.chunk(*slot) == chunk).collect::<Vec<_>>();
             drop(list);
-            lock(&self.free_in_small.0).extend(here);
+            lock(&self.free_in_split.0).extend(here);
         }
         true
     }
@@ -462,7 +464,7 @@ mod tests {
 
     #[test]
     fn a_pool_with_more_frames_than_words_can_name_is_refused() {
-        let error = Slots::new(1, SlotMask::SLOTS_MAX + 1, UseSlots::Always, false).unwrap_err();
+        let error = Slots::new(1, SlotMask::FRAMES_MAX + 1, UseSlots::Always, false).unwrap_err();
         assert!(matches!(error, PoolError::TooManySlots { .. }), "{error}");
     }
 
@@ -503,7 +505,7 @@ mod tests {
         assert_eq!(resident(&slots), 20);
         assert!(!slots.lend(5), "no slot is free, and one frame is left");
         assert!(taken[..4].iter().chain(&taken[10..]).all(|slot| holds(&slots, *slot)));
-        slots.take_home(11);
+        slots.end_loan(11);
         (0..6).for_each(|_| _ = take_and_fill(&slots));
         assert_eq!(resident(&slots), 32);
     }
@@ -529,7 +531,7 @@ mod tests {
         (0..100).for_each(|_| _ = take_and_fill(&slots));
         assert!(!slots.lend(1), "nothing is free");
         assert!(resident(&slots) <= capacity - 200);
-        slots.take_home(200);
+        slots.end_loan(200);
         (0..200).for_each(|_| _ = take_and_fill(&slots));
         assert_eq!(resident(&slots), capacity);
     }

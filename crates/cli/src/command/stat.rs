@@ -116,7 +116,7 @@ fn store_rows(store: &Store, stat: &StoreStat) -> Vec<Vec<String>> {
 /// How a store finds the memory of its pages, and why.
 pub fn translation(store: &Store) -> &'static str {
     match store.pool().translation() {
-        Translation::Table => "a table, because the file is longer than the pool, or as asked",
+        Translation::Table => "a table, because the file has outgrown the pool, or as asked",
         _ => "the MMU, because the file fits the pool, or as asked, or on exmap",
     }
 }

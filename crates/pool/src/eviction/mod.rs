@@ -94,14 +94,14 @@ impl Eviction {
         }
     }
 
-    /// As [`reserve`](Eviction::reserve), but never evicts. `in_small` as for
+    /// As [`reserve`](Eviction::reserve), but never evicts. `may_break` as for
     /// [`Core::try_reserve`].
     pub(crate) fn try_reserve(
         &self,
         page: PageRef,
-        in_small: bool,
+        may_break: bool,
     ) -> Result<ReservedPage<'_>, Unreserved> {
-        let reserved = self.core.try_reserve(page, in_small);
+        let reserved = self.core.try_reserve(page, may_break);
         self.evict_ahead();
         reserved
     }
@@ -112,7 +112,7 @@ impl Eviction {
         page: PageRef,
         mut why: Unreserved,
     ) -> Result<ReservedPage<'_>, PoolError> {
-        let (mut rounds, mut in_small) = (0, false);
+        let (mut rounds, mut may_break) = (0, false);
         while rounds < self.patience {
             let progress = self.progress();
             let evicted = match why {
@@ -123,8 +123,8 @@ impl Eviction {
                 Unreserved::NoMemory => Evicted::default(),
             };
             self.core.counters.add(Event::EvictInline, evicted.pages);
-            in_small |= evicted.frames == 0;
-            why = match self.core.try_reserve(page, in_small) {
+            may_break |= evicted.frames == 0;
+            why = match self.core.try_reserve(page, may_break) {
                 Ok(reserved) => return Ok(reserved),
                 Err(why) => why,
             };

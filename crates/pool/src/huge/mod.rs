@@ -45,9 +45,9 @@ use chunk::{Chunk, ChunkTable, Leaving, Phase, Seen};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HugePages {
-    /// Yes, in pools of 32 MiB and more that have a background thread, if the kernel can collapse
-    /// and split huge pages (Linux 6.7; the pool tries it), and if
-    /// `/sys/kernel/mm/transparent_hugepage/enabled` is not `never`.
+    /// Yes, in pools of 32 MiB and more, if the kernel can collapse and split huge pages (Linux
+    /// 6.7; the pool tries it), and if `/sys/kernel/mm/transparent_hugepage/enabled` is not
+    /// `never`. Pages at their own places need a background thread for that, slots do not.
     #[default]
     Auto,
     /// Never.

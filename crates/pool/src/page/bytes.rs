@@ -78,7 +78,7 @@ impl PageReader for &[u8] {
 ///
 /// The reader trusts nothing that it has read before
 /// [`OptimisticGuard::validate`](crate::OptimisticGuard::validate) has succeeded. The memory itself
-/// always exists: a page that was evicted meanwhile reads as zeros.
+/// always exists: a page that was evicted meanwhile reads as zeros, or as another page.
 #[derive(Clone, Copy, Debug)]
 pub struct RacyBytes<'a> {
     base: *const u8,

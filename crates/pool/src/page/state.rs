@@ -7,9 +7,9 @@
 //! +----------+---------+-------+--------+-----------+------------+
 //! ```
 //!
-//! In a pool that translates by table (`slots.rs`), a part of the word says in which slot the page
-//! is. That part is as wide as the number of the pool's slots ([`SlotMask`]), and the version takes
-//! the rest. Otherwise the version takes all of it.
+//! In a pool that has slots (`slots.rs`), a part of the word says in which slot the page is, or
+//! that it is in none. That part is as wide as the number of the pool's frames ([`SlotMask`]), and
+//! the version takes the rest. In other pools the version takes all of it.
 //!
 //! From SIGMOD'23, sections 3.2 and 3.3, with four changes. Evicted is zero, so that a fresh,
 //! lazily backed array of words means "nothing is resident". The word has a dirty bit,
@@ -85,11 +85,11 @@ impl SlotMask {
     pub(crate) const NONE: SlotMask = SlotMask(0);
 
     /// The most slots that words have room for. With so many, the version has 26 bits.
-    pub(crate) const SLOTS_MAX: u64 = (1 << 27) - 1;
+    pub(crate) const FRAMES_MAX: u64 = (1 << 27) - 1;
 
     /// For slots 1 to `slots`; 0 means that the page is in none.
-    pub(crate) const fn for_slots(slots: u64) -> SlotMask {
-        assert!(slots <= Self::SLOTS_MAX);
+    pub(crate) const fn for_frames(slots: u64) -> SlotMask {
+        assert!(slots <= Self::FRAMES_MAX);
         SlotMask((slots + 1).next_power_of_two() - 1)
     }
 

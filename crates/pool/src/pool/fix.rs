@@ -490,8 +490,8 @@ impl<'a> OptimisticGuard<'a> {
     #[inline(always)]
     pub fn bytes(&self) -> RacyBytes<'a> {
         let address = self.core.address_seen(self.page, self.seen);
-        // SAFETY: the page lies in a slot or on the surface, which are mapped as long as the pool
-        // lives; released memory reads as zeros.
+        // SAFETY: the page was in a slot or on the surface, which are mapped as long as the pool
+        // lives; released memory reads as zeros, and a slot may have another page by now.
         unsafe { RacyBytes::new(address, self.page.bytes()) }
     }
 

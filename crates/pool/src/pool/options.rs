@@ -75,18 +75,19 @@ impl Drop for CountedBytes {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Translation {
-    /// By the MMU, and from the moment at which the file is longer than the pool by a table; or as
-    /// the environment variable `VELLUM_TRANSLATION` says, `mmu` or `table`. By the MMU on exmap.
+    /// By the MMU while the file is at most fifteen sixteenths as long as the pool, and by a table
+    /// from then on. The environment variable `VELLUM_TRANSLATION` overrides this with `mmu` or
+    /// `table`. By the MMU on exmap and with [`StatePlace::Frames`], whatever the variable says.
     #[default]
     Auto,
     /// By the MMU (vmcache; SIGMOD'23, section 3): a page's place on a surface as long as the file
-    /// is its number. A hit depends on no table. Pages of all lengths are contiguous. A page that
-    /// is faulted in or evicted takes the kernel's time.
+    /// is its number. So the address of a page does not depend on its state word. Pages of all
+    /// lengths are contiguous. A page that is faulted in or evicted takes the kernel's time.
     Mmu,
     /// By a table (Calico, arXiv 2604.00423): the pool's memory stays mapped, in huge pages where
     /// the kernel has them, and the state word of a page says in which slot of it the page is. So
-    /// the kernel takes no part in a miss but the read. A hit depends on the word. Pages of other
-    /// lengths than [`slot_frames`](PoolOptions::slot_frames) are found by the MMU.
+    /// the kernel takes no part in a miss but the read. The address depends on the word. Pages of
+    /// other lengths than [`slot_frames`](PoolOptions::slot_frames) are found by the MMU.
     ///
     /// Not on exmap, and not with [`StatePlace::Frames`].
     Table,
