@@ -16,11 +16,10 @@ const LONGEST: [&str; 3] = ["vellum-preload/preload", "vellum/simulation", "vell
 /// Packages whose tests only `cargo xtask test` runs: those of other engines.
 const OTHER_ENGINES: &str = "vellum-bench-peers/";
 
-/// Packages whose tests run with each translation, and not only with the one that a pool chooses.
-const TRANSLATED: [&str; 2] = ["vellum-pool/", "vellum/"];
-
-/// What `VELLUM_TRANSLATION` may say.
-const TRANSLATIONS: [&str; 2] = ["mmu", "table"];
+/// What `VELLUM_TRANSLATION` may say, and the packages whose tests run with it, and not only with
+/// the translation that a pool chooses. The small stores of most tests choose the MMU.
+const TRANSLATIONS: [(&str, &[&str]); 2] =
+    [("mmu", &["vellum-pool/"]), ("table", &["vellum-pool/", "vellum/"])];
 
 /// Which programs.
 #[derive(Clone, Copy, clap::Args)]
@@ -45,10 +44,9 @@ pub fn run(root: &Path, options: Options) -> Outcome {
     let mut examples = cargo(root);
     examples.args(["test", "--quiet", "--doc", "--workspace", "--no-fail-fast"]);
     jobs.insert(LONGEST.len(), Job::new("examples of the documentation", examples));
-    let is_translated =
-        |program: &&TestProgram| TRANSLATED.iter().any(|package| program.name.starts_with(package));
-    for translation in TRANSLATIONS.iter().filter(|_| options.all) {
-        let translated = programs.iter().filter(is_translated);
+    for (translation, packages) in TRANSLATIONS.iter().filter(|_| options.all) {
+        let is_one = |name: &str| packages.iter().any(|package| name.starts_with(package));
+        let translated = programs.iter().filter(|program| is_one(&program.name));
         jobs.extend(translated.map(|program| job(program, &built, Some(translation))));
     }
     jobs::run(jobs, jobs::for_each_processor(0))

@@ -54,6 +54,9 @@ const SLACK_PAGES: u64 = 64;
 /// How often a root that another thread holds is tried.
 const ROOT_TRIES: u32 = 16;
 
+/// How long a pass waits for writes of pages that were freed.
+const WRITES_WAIT: Duration = Duration::from_millis(200);
+
 /// How long to wait before the next look whether a backup has ended.
 const BACKUP_PAUSE: Duration = Duration::from_millis(10);
 
@@ -236,7 +239,12 @@ impl Compaction<'_, '_> {
         if let Some(log) = &pages.redo_log {
             pages.sync_log(log)?;
         }
-        pages.pool.frames_to_free();
+        // The pool may be writing some of them just now. Readers may hold others for long.
+        let until = Instant::now() + WRITES_WAIT;
+        while pages.pool.frames_to_free() > 0 && Instant::now() < until {
+            pages.pool.wait_for_writes();
+            thread::sleep(Duration::from_millis(1));
+        }
         Ok(())
     }
 
