@@ -77,6 +77,5 @@ pub use vellum_pool::device::{
     Device, DeviceError, DeviceInfo, Direct, FileDevice, FileOptions, MemoryDevice,
 };
 pub use vellum_pool::{
-    BackendChoice, BackendKind, HugePageStats, PageId, PageRef, PoolStats, Replacement, StatePlace,
-    Translation,
+    BackendChoice, BackendKind, PageId, PageRef, PoolStats, Replacement, StatePlace, Translation,
 };

@@ -305,7 +305,7 @@ impl Core {
     /// The slot of a page that the caller holds; 0 if it is in none.
     #[inline(always)]
     pub(crate) fn held_slot(&self, page: PageRef) -> u64 {
-        self.held(page).held_slot(self.slot_mask)
+        self.slots.as_ref().map_or(0, |_| self.held(page).held_slot(self.slot_mask))
     }
 
     /// The slot that a page is in at this moment; 0 if it is in none.

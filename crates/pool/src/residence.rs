@@ -341,7 +341,7 @@ impl Core {
         let mut released = entries.into_iter().map(|entry| entry.result);
         let results = pages.iter().zip(&slots).map(|(page, slot)| {
             let result = match slot {
-                0 => released.next().unwrap_or(Ok(())),
+                0 => released.next().expect("each page on the surface has an entry"),
                 _ => Ok(()),
             };
             self.end_release(*page, Leave::Evicted, result)
@@ -355,14 +355,10 @@ impl Core {
     /// page stays resident, unlocked.
     pub(crate) fn release_freed(&self, page: PageRef) -> io::Result<()> {
         let slot = self.held_slot(page);
-        if slot > 0 {
-            self.end_release(page, Leave::Free, Ok(()))?;
-            self.give_back_frames(page, slot);
-            return Ok(());
-        }
         self.begin_release(page, Leave::Free);
         let mut entry = self.entry(page);
         match &self.huge {
+            _ if slot > 0 => {}
             Some(huge) => {
                 let release = |entries: &mut [Entry]| self.release_small(entries);
                 huge.release_freed(&self.surface, &mut entry, release);

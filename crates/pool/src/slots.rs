@@ -105,8 +105,9 @@ struct Memory {
     used: AtomicU64,
 }
 
-/// A frame of a slot, in [`Memory::used`].
+/// A frame of a slot, and one on the surface, in [`Memory::used`].
 const OF_SLOT: u64 = 1 << 32;
+const ON_SURFACE: u64 = 1;
 
 impl Memory {
     /// How many frames too many there would be with `more`.
@@ -328,7 +329,7 @@ impl Slots {
     /// the kernel does not take it from them now, or if other threads have just taken these slots.
     pub(crate) fn lend(&self, frames: u32) -> bool {
         let frames = u64::from(frames);
-        while !self.memory.try_add(frames, 1) {
+        while !self.memory.try_add(frames, ON_SURFACE) {
             let missing = self.memory.missing(frames);
             if missing > 0 && !self.trim(missing) {
                 return false;
@@ -339,7 +340,7 @@ impl Slots {
 
     /// The memory of pages on the surface was released.
     pub(crate) fn end_loan(&self, frames: u64) {
-        self.memory.remove(frames, 1);
+        self.memory.remove(frames, ON_SURFACE);
     }
 
     /// Takes the memory of free slots that have `missing` frames, and of some more. False if the

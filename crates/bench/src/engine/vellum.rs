@@ -104,11 +104,8 @@ pub fn states(name: &str) -> Result<StatePlace> {
 }
 
 fn translation(name: &str) -> Result<Translation> {
-    match name {
-        "mmu" => Ok(Translation::Mmu),
-        "table" => Ok(Translation::Table),
-        _ => anyhow::bail!("option 'translation': no '{name}'; mmu or table"),
-    }
+    Translation::named(name)
+        .with_context(|| format!("option 'translation': no '{name}'; auto, mmu or table"))
 }
 
 impl Engine for Vellum {

@@ -28,9 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vellum_pool::device::{Device, DeviceInfo};
-use vellum_pool::{
-    BackendKind, HugePageStats, PAGE_SIZE, Pool, PoolError, PoolStats, Space, Translation,
-};
+use vellum_pool::{BackendKind, PAGE_SIZE, Pool, PoolError, PoolStats, Space, Translation};
 
 use crate::error::{Error, Result};
 use crate::page::blob::VALUE_MAX;
@@ -366,11 +364,6 @@ impl PoolView<'_> {
     /// How the pool finds the memory of a tree page that becomes resident now: never `Auto`.
     pub fn translation(self) -> Translation {
         self.0.translation()
-    }
-
-    /// Huge pages, as far as the pool made them or has its slots in them.
-    pub fn huge_pages(self) -> HugePageStats {
-        self.0.huge_page_stats()
     }
 
     /// The properties of the device.

@@ -84,13 +84,14 @@ impl SlotMask {
     /// Of a pool without slots.
     pub(crate) const NONE: SlotMask = SlotMask(0);
 
-    /// The most slots that words have room for. With so many, the version has 26 bits.
+    /// The most frames of slots that words can name. With so many, the version has 26 bits.
     pub(crate) const FRAMES_MAX: u64 = (1 << 27) - 1;
 
-    /// For slots 1 to `slots`; 0 means that the page is in none.
-    pub(crate) const fn for_frames(slots: u64) -> SlotMask {
-        assert!(slots <= Self::FRAMES_MAX);
-        SlotMask((slots + 1).next_power_of_two() - 1)
+    /// For slots that have so many frames in all. The number of a slot is that of its first frame,
+    /// from 1 on; 0 means that the page is in none.
+    pub(crate) const fn for_frames(frames: u64) -> SlotMask {
+        assert!(frames <= Self::FRAMES_MAX);
+        SlotMask((frames + 1).next_power_of_two() - 1)
     }
 
     /// What the version grows by.
@@ -470,6 +471,31 @@ mod tests {
         assert_eq!(page.load().version(), 0);
         assert!(page.load().is_dirty());
         assert_eq!(page.load().state(), State::Unlocked);
+    }
+
+    #[test]
+    fn a_slot_stays_with_its_page_and_the_version_goes_on_without_it() {
+        for frames in [1, 2, 3, 1 << 18, SlotMask::FRAMES_MAX] {
+            let mask = SlotMask::for_frames(frames);
+            let page = PageState(AtomicU64::new((LOCKED << STATE_SHIFT) | DIRTY | VERSION));
+            let _ = page.unlock(Leave::Evicted, false, mask);
+            let mut seen = vec![page.load()];
+            for leave in [Leave::Unlocked, Leave::Unlocked, Leave::Evicted, Leave::Free] {
+                let before = page.load();
+                assert!(page.try_lock(before));
+                if before.slot(mask) == 0 {
+                    page.set_slot(frames);
+                }
+                assert_eq!(page.held_slot(mask), frames);
+                let _ = page.unlock(leave, false, mask);
+                let stays = leave == Leave::Unlocked;
+                assert_eq!(page.load().slot(mask), if stays { frames } else { 0 });
+                assert!(!page.load().is_dirty() && !page.load().has_waiters());
+                let is_new = seen.iter().all(|word| !word.validates(page.load()));
+                assert!(is_new, "{frames}: {:?} after {seen:?}", page.load());
+                seen.push(page.load());
+            }
+        }
     }
 
     #[test]

@@ -230,7 +230,9 @@ impl Pool {
         if seen.state() != State::Evicted {
             return Ok(PrepareOutcome::NotNow);
         }
-        let mut reserved = match self.eviction.try_reserve(page, event == Event::Miss) {
+        // A page that is only read ahead is not worth a huge page.
+        let may_break = event == Event::Miss;
+        let mut reserved = match self.eviction.try_reserve(page, may_break) {
             Ok(reserved) => reserved,
             Err(Unreserved::NoFrames) => return Ok(PrepareOutcome::NotNow),
             Err(Unreserved::NoMemory) => return Ok(PrepareOutcome::NoMemory),
@@ -244,13 +246,7 @@ impl Pool {
         let (_, place) = self.core.place_claimed(page, &mut reserved);
         reserved.keep();
         let started = Instant::now();
-        let read = AsyncRead {
-            core: self.core.clone(),
-            page,
-            in_slot,
-            inner_before: Some(before),
-            failure,
-        };
+        let read = AsyncRead { core: self.core.clone(), page, inner_before: Some(before), failure };
         let done = ReadDone::new(move |result| {
             read.core.read_latency.record(started.elapsed(), 1);
             read.complete(result, event);
@@ -260,11 +256,12 @@ impl Pool {
 
     /// Starts reads. Each read publishes its page when it is done.
     pub(crate) fn start_loads(&self, loads: Vec<Load>) {
-        let (slotted, own): (Vec<_>, Vec<_>) = loads.into_iter().partition(|load| load.in_slot);
-        if let Some(slots) = &self.core.slots {
-            self.start_loads_on(slots.surface(), slotted);
-        }
-        self.start_loads_on(&self.core.surface, own);
+        let Some(slots) = &self.core.slots else {
+            return self.start_loads_on(&self.core.surface, loads);
+        };
+        let (in_slots, others): (Vec<_>, Vec<_>) = loads.into_iter().partition(|load| load.in_slot);
+        self.start_loads_on(slots.surface(), in_slots);
+        self.start_loads_on(&self.core.surface, others);
     }
 
     fn start_loads_on(&self, surface: &Surface, loads: Vec<Load>) {
@@ -316,8 +313,6 @@ impl Pool {
 struct AsyncRead {
     core: Arc<Core>,
     page: PageRef,
-    /// Whether its frames are those of a slot.
-    in_slot: bool,
     /// The states of the inner frames before the claim; none once the page is published.
     inner_before: Option<InnerBefore>,
     failure: Option<Arc<LoadFailure>>,
@@ -349,7 +344,8 @@ impl Drop for AsyncRead {
         let Some(before) = self.inner_before.take() else { return };
         let source = std::io::Error::other("the page format panicked while it checked the page");
         self.fail(PoolError::Read { page: self.page, source });
+        let in_slot = self.core.held_slot(self.page) > 0;
         self.core.unclaim(self.page, before);
-        self.core.put_reserved_back(self.page.frames, self.in_slot);
+        self.core.put_reserved_back(self.page.frames, in_slot);
     }
 }

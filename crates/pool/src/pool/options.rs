@@ -106,6 +106,13 @@ impl Translation {
         }
     }
 
+    /// The translation of this [`name`](Translation::name).
+    pub fn named(name: &str) -> Option<Translation> {
+        [Translation::Auto, Translation::Mmu, Translation::Table]
+            .into_iter()
+            .find(|translation| translation.name() == name)
+    }
+
     /// When pages lie in slots.
     ///
     /// # Errors
@@ -118,7 +125,6 @@ impl Translation {
     ) -> Result<Option<UseSlots>, PoolError> {
         let fits =
             states == StatePlace::Pages && backend != BackendChoice::Only(BackendKind::Exmap);
-        let in_variable = std::env::var_os(TRANSLATION_VARIABLE);
         match self {
             Translation::Mmu => Ok(None),
             Translation::Table if fits => Ok(Some(UseSlots::Always)),
@@ -127,18 +133,25 @@ impl Translation {
                             nor states with the frames";
                 Err(PoolError::NoTranslation(what.to_owned()))
             }
-            Translation::Auto => match in_variable.as_ref().map(|value| value.to_str()) {
-                None => Ok(fits.then_some(UseSlots::WhenOutgrown)),
-                Some(Some("mmu")) => Ok(None),
-                Some(Some("table")) => Ok(fits.then_some(UseSlots::Always)),
-                Some(_) => {
-                    let value = in_variable.unwrap_or_default();
-                    let value = value.display();
-                    let what = format!("{TRANSLATION_VARIABLE} is {value}, not `mmu` or `table`");
-                    Err(PoolError::NoTranslation(what))
-                }
-            },
+            Translation::Auto => Ok(match Translation::in_environment()? {
+                Translation::Mmu => None,
+                Translation::Table => fits.then_some(UseSlots::Always),
+                Translation::Auto => fits.then_some(UseSlots::WhenOutgrown),
+            }),
         }
+    }
+
+    /// What the environment variable says; `Auto` without one.
+    fn in_environment() -> Result<Translation, PoolError> {
+        let Some(value) = std::env::var_os(TRANSLATION_VARIABLE) else {
+            return Ok(Translation::Auto);
+        };
+        let named = value.to_str().and_then(Translation::named);
+        named.filter(|translation| *translation != Translation::Auto).ok_or_else(|| {
+            let value = value.display();
+            let what = format!("{TRANSLATION_VARIABLE} is {value}, not `mmu` or `table`");
+            PoolError::NoTranslation(what)
+        })
     }
 }
 
