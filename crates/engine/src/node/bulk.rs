@@ -70,7 +70,9 @@ struct Level {
 pub struct BulkBuilder<S> {
     sink: S,
     image: Vec<u8>,
-    target: usize,
+    /// The most bytes of a leaf and of an inner node.
+    leaf_target: usize,
+    inner_target: usize,
     levels: Vec<Level>,
     entries: u64,
 }
@@ -82,11 +84,18 @@ struct NodeEnd {
 }
 
 impl<S: PageSink> BulkBuilder<S> {
-    /// A builder that fills pages of `page_len` bytes to `fill` percent (50 to 100).
-    pub fn new(sink: S, page_len: usize, fill: u8) -> BulkBuilder<S> {
-        let target = capacity(page_len) * usize::from(fill.clamp(50, 100)) / 100;
-        let levels = vec![Level::default()];
-        BulkBuilder { sink, image: vec![0; page_len], target, levels, entries: 0 }
+    /// A builder that fills leaves and inner nodes of `page_len` bytes to so many percent (50 to
+    /// 100).
+    pub fn new(sink: S, page_len: usize, leaf_fill: u8, inner_fill: u8) -> BulkBuilder<S> {
+        let target = |fill: u8| capacity(page_len) * usize::from(fill.clamp(50, 100)) / 100;
+        BulkBuilder {
+            sink,
+            image: vec![0; page_len],
+            leaf_target: target(leaf_fill),
+            inner_target: target(inner_fill),
+            levels: vec![Level::default()],
+            entries: 0,
+        }
     }
 
     /// The last key that was pushed.
@@ -148,6 +157,10 @@ impl<S: PageSink> BulkBuilder<S> {
         }
     }
 
+    fn target(&self, level: usize) -> usize {
+        if level == 0 { self.leaf_target } else { self.inner_target }
+    }
+
     fn slot(level: usize) -> usize {
         if level == 0 { LEAF_SLOT } else { INNER_SLOT }
     }
@@ -161,7 +174,8 @@ impl<S: PageSink> BulkBuilder<S> {
         pending.pending.push(cell);
         // With the last key as the fence, the node cannot be larger than this size. So a node that
         // is below the target now can exceed it later only if its prefix gets shorter.
-        while self.pending_size(level) > self.target && self.levels[level].pending.len() > 1 {
+        while self.pending_size(level) > self.target(level) && self.levels[level].pending.len() > 1
+        {
             let end = self.best_end(level);
             self.store_node(level, end)?;
         }
@@ -188,7 +202,7 @@ impl<S: PageSink> BulkBuilder<S> {
                 _ => &pending[cells].key,
             };
             let lower = self.levels[level].lower.as_deref();
-            if cells == 1 || node_size(lower, Some(upper), size, cells) <= self.target {
+            if cells == 1 || node_size(lower, Some(upper), size, cells) <= self.target(level) {
                 return NodeEnd { cells, upper: Some(upper.to_vec()) };
             }
             cells -= 1;
@@ -296,7 +310,7 @@ mod tests {
     }
 
     fn load(entries: &[(Vec<u8>, Vec<u8>)], fill: u8) -> (Vec<u8>, Pages) {
-        let mut builder = BulkBuilder::new(Pages::default(), 4096, fill);
+        let mut builder = BulkBuilder::new(Pages::default(), 4096, fill, 150 - fill);
         for (key, value) in entries {
             builder.push(key, Payload::Inline(value)).unwrap();
         }
