@@ -32,7 +32,7 @@ pub const STATES: Experiment = Experiment {
 const SPREAD: u32 = 3;
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
-    let large = size::affordable(context.pick(17, LARGE_BITS))?;
+    let large = size::affordable(context.pick(17, LARGE_BITS), 1)?;
     let mut outcome = Outcome::default();
     for bits in [CACHED_BITS, large] {
         let size = show_pages(bits);

@@ -28,31 +28,48 @@ pub const TABLE2: Experiment = Experiment {
 const HUGE_ENOUGH: f64 = 0.9;
 /// The paper spreads 128 GiB over 1 TiB.
 const SPREAD: u32 = 3;
+/// Two pools have the same pages, one at their own places, one in slots.
+const COPIES: u64 = 2;
+
+/// The pages of a group.
+struct Pages {
+    /// At their own places: found by the MMU.
+    own: Resident,
+    /// The same pages, found by a table.
+    in_slots: Option<Resident>,
+}
+
+impl Pages {
+    fn both(chain: Chain) -> Result<Pages> {
+        Ok(Pages { own: Resident::new(chain)?, in_slots: Some(Resident::by_table(chain)?) })
+    }
+}
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
-    let large = size::affordable(context.pick(17, LARGE_BITS))?;
+    let large = size::affordable(context.pick(17, LARGE_BITS), COPIES)?;
     let mut outcome = Outcome::default();
-    let mut group = |pages: &Resident, label: &str, dense: Option<&Samples>| {
+    let mut group = |pages: &Pages, label: &str, dense: Option<&Samples>| {
         let all = measure(context, pages, label)?;
         outcome.rows.extend(rows_beside(&all, dense));
         Ok::<_, anyhow::Error>(all.into_iter().next())
     };
 
     let cached = show_pages(CACHED_BITS);
-    group(&Resident::new(Chain::new(CACHED_BITS, 0))?, &cached, None)?;
+    group(&Pages::both(Chain::new(CACHED_BITS, 0))?, &cached, None)?;
 
     let (size, range) = (show_pages(large), show_pages(large + SPREAD));
-    context.progress.doing(&format!("bringing in {size}"));
-    let dense = group(&Resident::new(Chain::new(large, 0))?, &size, None)?;
+    context.progress.doing(&format!("bringing in {size}, twice"));
+    let dense = group(&Pages::both(Chain::new(large, 0))?, &size, None)?;
 
     context.progress.doing(&format!("bringing in {size} in a range of {range}"));
-    let sparse = Resident::new(Chain::new(large, SPREAD))?;
+    let sparse = Pages { own: Resident::new(Chain::new(large, SPREAD))?, in_slots: None };
     group(&sparse, &format!("{size} in a range of {range}"), dense.as_ref())?;
     drop(sparse);
 
     context.progress.doing(&format!("bringing in {size} in huge pages"));
     let (huge, share) = Resident::in_huge_pages(Chain::new(large, 0))?;
     if share >= HUGE_ENOUGH {
+        let huge = Pages { own: huge, in_slots: None };
         group(&huge, &format!("{size} in huge pages"), dense.as_ref())?;
     }
     let percent = share * 100.0;
@@ -61,30 +78,39 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     Ok(outcome)
 }
 
-fn measure(context: &Context<'_>, pages: &Resident, label: &str) -> Result<Vec<Samples>> {
-    let table = pages.chain().is_dense().then(|| HashTable::of(pages.chain()));
-    let table = table.as_ref();
-    let bits = pages.chain().pages().trailing_zeros();
-    let reads = size::accesses(bits, context.quick);
-    let mut starts = pages.chain().starts();
+/// One of the ways to read pages.
+type Way = fn(&mut Walk, u64, &Ways<'_>) -> Result<f64, PoolError>;
+
+fn measure(context: &Context<'_>, pages: &Pages, label: &str) -> Result<Vec<Samples>> {
+    let chain = pages.own.chain();
+    let table = chain.is_dense().then(|| HashTable::of(chain));
+    let own = Ways { pages: &pages.own, table: table.as_ref() };
+    let in_slots = pages.in_slots.as_ref().map(|pages| Ways { pages, table: None });
+    let reads = size::accesses(chain.pages().trailing_zeros(), context.quick);
+    let mut starts = chain.starts();
     let mut all = Vec::new();
-    let mut add = |what: &str, way: fn(&mut Walk, u64, &Ways<'_>) -> Result<f64, PoolError>| {
+    let mut add = |what: &str, way: Way, ways| {
         let mut walk = Walk::new(starts.next().unwrap_or_default());
-        let ways = Ways { pages, table };
         all.push(Contestant::new(format!("{what}, {label}"), move || {
             Ok(way(&mut walk, reads, &ways)?)
         }));
     };
-    add("read", ways::read);
-    add("page state", ways::page_state);
-    add("version check", ways::version_check);
-    add("shared fix", ways::shared_fix);
-    add("exclusive fix", ways::exclusive_fix);
+    add("read", ways::read, own);
+    add("page state", ways::page_state, own);
+    add("version check", ways::version_check, own);
+    if let Some(in_slots) = in_slots {
+        add("version check in slots", ways::version_check, in_slots);
+    }
+    add("shared fix", ways::shared_fix, own);
+    add("exclusive fix", ways::exclusive_fix, own);
     if table.is_some() {
-        add("hash table", ways::hash_table_read);
-        add("read, overlapped", ways::scattered_read);
-        add("version check, overlapped", ways::scattered_version_check);
-        add("hash table, overlapped", ways::scattered_hash_table);
+        add("hash table", ways::hash_table_read, own);
+        add("read, overlapped", ways::scattered_read, own);
+        add("version check, overlapped", ways::scattered_version_check, own);
+        if let Some(in_slots) = in_slots {
+            add("version check in slots, overlapped", ways::scattered_version_check, in_slots);
+        }
+        add("hash table, overlapped", ways::scattered_hash_table, own);
     }
     alternate(context.rounds(), &context.progress, all)
 }
@@ -109,6 +135,9 @@ fn notes(large: u32) -> Vec<String> {
         "All rows of a group read the same memory, the pool's pages of 4 KiB; 'read' through a \
          pointer, 'page state' without the validation, 'version check' is the whole optimistic \
          read. The hash table is not synchronised."
+            .to_owned(),
+        "In slots: another pool has the same pages, found by its table of page states \
+         (docs/translation.md), in an order that has nothing to do with that of the file."
             .to_owned(),
         "In a range: the pages lie scattered over addresses eight times as many, as the paper's \
          128 GiB lie in 1 TiB. In huge pages: a pool that has collapsed them, and its states."

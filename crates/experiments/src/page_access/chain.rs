@@ -76,7 +76,7 @@ impl Chain {
     }
 
     /// Pages to begin at, so far from each other that no walk finds pages that another walk has
-    /// left in a cache.
+    /// left in a cache. The first [`pages`](Self::pages) of them are all pages.
     pub fn starts(self) -> impl Iterator<Item = u64> {
         (0u64..).map(move |number| self.place(number.wrapping_mul(77) & self.mask()))
     }
@@ -113,6 +113,14 @@ mod tests {
             assert_eq!(place, first, "{chain:?} is no cycle");
             assert!(chain.places().all(|place| seen[place as usize]));
         }
+    }
+
+    #[test]
+    fn as_many_starts_as_pages_are_all_pages() {
+        let chain = Chain::new(9, 2);
+        let mut starts: Vec<u64> = chain.starts().take(chain.pages() as usize).collect();
+        starts.sort_unstable();
+        assert!(starts.into_iter().eq(chain.places()));
     }
 
     #[test]

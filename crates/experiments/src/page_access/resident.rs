@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use vellum_pool::{HugePages, PAGE_SIZE, PageRef, Pool, PoolOptions, PoolSize, RawPages, Space};
+use vellum_pool::{
+    HugePages, PAGE_SIZE, PageRef, Pool, PoolOptions, PoolSize, RawPages, Space, Translation,
+};
 
 use super::Chain;
 use super::memory::Memory;
@@ -22,7 +24,7 @@ const STANDSTILL: Duration = Duration::from_secs(15);
 pub struct Resident {
     chain: Chain,
     pool: Pool,
-    /// Where page 0 is, or would be.
+    /// Where page 0 is, or would be; null if the pages lie in slots.
     base: *const u8,
 }
 
@@ -33,7 +35,16 @@ impl Resident {
     /// # Errors
     /// No memory, no address space.
     pub fn new(chain: Chain) -> Result<Resident> {
-        Resident::open(chain, HugePages::Off)
+        Resident::open(chain, HugePages::Off, Translation::Mmu)
+    }
+
+    /// As [`new`](Resident::new), but the pages lie in slots, in another order than in the file, as
+    /// in a pool that has evicted many. The slots are in huge pages if the system has some.
+    ///
+    /// # Errors
+    /// No memory, no address space.
+    pub fn by_table(chain: Chain) -> Result<Resident> {
+        Resident::open(chain, HugePages::Auto, Translation::Table)
     }
 
     /// As [`new`](Resident::new), but waits until the pool has collapsed the pages, or stops. Also
@@ -43,7 +54,7 @@ impl Resident {
     /// No memory, no address space.
     pub fn in_huge_pages(chain: Chain) -> Result<(Resident, f64)> {
         let before = Memory::now()?;
-        let pages = Resident::open(chain, HugePages::Auto)?;
+        let pages = Resident::open(chain, HugePages::Auto, Translation::Mmu)?;
         let all = (chain.pages() * PAGE_SIZE as u64) as f64;
         let started = Instant::now();
         let (mut share, mut since) = (0.0, started);
@@ -59,7 +70,7 @@ impl Resident {
         }
     }
 
-    fn open(chain: Chain, huge_pages: HugePages) -> Result<Resident> {
+    fn open(chain: Chain, huge_pages: HugePages, translation: Translation) -> Result<Resident> {
         // This many more frames, so that no page is evicted, and that collapsing has room.
         let frames = chain.pages() + chain.pages() / 8 + 1024;
         let options = PoolOptions {
@@ -67,6 +78,7 @@ impl Resident {
             // Without a thread in the background a pool has no huge pages.
             evictors: u64::from(huge_pages != HugePages::Off),
             huge_pages,
+            translation,
             ..PoolOptions::default()
         };
         let device = Arc::new(PatternDevice(chain));
@@ -74,9 +86,16 @@ impl Resident {
         let pool = Pool::open(device, Arc::new(RawPages), space, options)
             .context("opening a pool for the pages")?;
         let mut base = std::ptr::null();
-        for place in chain.places() {
+        let in_slots = translation == Translation::Table;
+        let order: &mut dyn Iterator<Item = u64> = match in_slots {
+            true => &mut chain.starts().take(chain.pages() as usize),
+            false => &mut chain.places(),
+        };
+        for place in order {
             let page = pool.fix_shared(PageRef::new(place, 1))?;
-            base = page.as_ptr().wrapping_sub(place as usize * PAGE_SIZE);
+            if !in_slots {
+                base = page.as_ptr().wrapping_sub(place as usize * PAGE_SIZE);
+            }
         }
         let stats = pool.stats();
         anyhow::ensure!(
@@ -102,7 +121,8 @@ impl Resident {
     /// Eight bytes of a page through a pointer, without any check.
     ///
     /// # Safety
-    /// The page is one of the chain's, and `offset..offset + 8` lies within it, aligned to 8.
+    /// The page is one of the chain's, and `offset..offset + 8` lies within it, aligned to 8. The
+    /// pages do not lie in slots.
     #[inline(always)]
     pub unsafe fn plain(&self, page: u64, offset: usize) -> u64 {
         // SAFETY: the caller's promise; the pages of the chain are in memory as long as the pool

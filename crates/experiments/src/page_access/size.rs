@@ -9,14 +9,15 @@ pub const CACHED_BITS: u32 = 3;
 /// Pages far beyond every cache, `2^21`: 8 GiB.
 pub const LARGE_BITS: u32 = 21;
 
-/// The most pages, `2^bits` up to `wanted`, for which there is memory, with some to spare.
+/// The most pages, `2^bits` up to `wanted`, of which there is memory for `copies`, with some to
+/// spare.
 ///
 /// # Errors
 /// If the system does not tell how much there is.
-pub fn affordable(wanted: u32) -> Result<u32> {
+pub fn affordable(wanted: u32, copies: u64) -> Result<u32> {
     let limit = memory_limit::effective()?.bytes.min(available_memory()?);
     let mut bits = wanted;
-    while bits > CACHED_BITS && (PAGE_SIZE as u64) << bits > limit / 10 * 8 {
+    while bits > CACHED_BITS && (copies * PAGE_SIZE as u64) << bits > limit / 10 * 8 {
         bits -= 1;
     }
     Ok(bits)
