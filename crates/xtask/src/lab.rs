@@ -186,9 +186,6 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         }
     }
     if options.filter.is_none() {
-        if options.kernels.is_empty() {
-            jobs.push(Job::new("style of the module", style(root, options, &[])));
-        }
         jobs.push(promises(&built, is_debug)?);
         jobs.extend(crash(root, in_turn, &built)?);
     }

@@ -1,4 +1,5 @@
-//! Runs a list of steps one after the other, each with a progress line and its time.
+//! Runs a list of steps one after the other, each with a progress line and its time. While a step
+//! runs that leaves processors idle, others may use them ([`Step::meanwhile`]).
 //!
 //! If a step fails, this module shows the important part of its output, and keeps all of it in a
 //! file; on demand it shows the whole output of every step. It sums the results of libtest over all
@@ -10,6 +11,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Instant;
 
 use crate::excerpt;
@@ -19,6 +21,8 @@ use crate::workspace::Outcome;
 pub struct Step {
     name: &'static str,
     action: Action,
+    /// What runs while it runs, one after the other.
+    meanwhile: Vec<(&'static str, Command)>,
 }
 
 enum Action {
@@ -29,13 +33,36 @@ enum Action {
 impl Step {
     /// A step that runs a program and succeeds when that does.
     pub fn program(name: &'static str, command: Command) -> Self {
-        Self { name, action: Action::Program(command) }
+        Self { name, action: Action::Program(command), meanwhile: Vec::new() }
     }
 
     /// A step that calls a function of this program.
     pub fn function(name: &'static str, work: impl FnOnce() -> Outcome + 'static) -> Self {
-        Self { name, action: Action::Function(Box::new(work)) }
+        Self { name, action: Action::Function(Box::new(work)), meanwhile: Vec::new() }
     }
+
+    /// Adds a step that runs a program while this one runs, with what this one leaves idle of the
+    /// processors.
+    pub fn meanwhile(mut self, name: &'static str, command: &Command) -> Self {
+        self.meanwhile.push((name, idle(command)));
+        self
+    }
+}
+
+/// The same command, which runs only where no other program wants to.
+fn idle(command: &Command) -> Command {
+    let mut idle = Command::new("chrt");
+    idle.args(["--idle", "0"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => idle.env(name, value),
+            None => idle.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        idle.current_dir(folder);
+    }
+    idle
 }
 
 /// Tests counted over all steps.
@@ -45,54 +72,97 @@ struct Tally {
     failed: u64,
 }
 
+/// A step that has ended.
+struct Done {
+    ok: bool,
+    lines: Vec<String>,
+    seconds: f64,
+}
+
+/// What is known of the steps so far.
+struct Report<'a> {
+    count: usize,
+    begun: usize,
+    verbose: bool,
+    kept: &'a Path,
+    tally: Tally,
+    failures: Vec<&'static str>,
+    reasons: Vec<String>,
+}
+
 /// Runs all steps, even after one has failed, and prints `N passed, N failed` as the last line.
 /// Keeps the output of failed steps in the folder.
 ///
 /// # Errors
 /// Names the steps that failed.
 pub fn run(steps: Vec<Step>, verbose: bool, kept: &Path) -> Outcome {
-    let count = steps.len();
-    let mut tally = Tally::default();
-    let mut failures = Vec::new();
-    let mut reasons = Vec::new();
+    let count = steps.iter().map(|step| 1 + step.meanwhile.len()).sum();
+    let (tally, failures, reasons) = (Tally::default(), Vec::new(), Vec::new());
+    let mut report = Report { count, begun: 0, verbose, kept, tally, failures, reasons };
     let start = Instant::now();
-    for (index, step) in steps.into_iter().enumerate() {
-        print!("[{}/{count}] {:<24}", index + 1, step.name);
-        if verbose {
-            println!();
-        }
-        std::io::stdout().flush().map_err(|error| error.to_string())?;
-        let begin = Instant::now();
-        let (ok, lines) = perform(step.action, verbose);
-        if !ok && !verbose {
-            show(step.name, &lines, kept);
-        }
-        let seconds = begin.elapsed().as_secs_f64();
-        println!("{} {seconds:7.1} s", if ok { "ok    " } else { "FAILED" });
-        if !verbose {
-            for line in lines.iter().filter(|line| line.starts_with(excerpt::LONGEST)) {
-                println!("    {line}");
-            }
-        }
-        let counted = count_tests(&lines);
-        tally.passed += counted.passed;
-        tally.failed += counted.failed;
-        if !ok {
-            failures.push(step.name);
-            tally.failed += u64::from(counted.failed == 0);
-            reasons.extend(excerpt::causes(&lines).map(|line| format!("{}: {line}", step.name)));
+    for Step { name, action, meanwhile } in steps {
+        report.begin(name)?;
+        let (done, others) = thread::scope(|scope| {
+            let perform_quietly =
+                |(name, command)| (name, timed(|| perform(Action::Program(command), false)));
+            let others =
+                scope.spawn(move || meanwhile.into_iter().map(perform_quietly).collect::<Vec<_>>());
+            (timed(|| perform(action, verbose)), others.join())
+        });
+        report.end(name, &done);
+        for (name, done) in others.map_err(|_| "a step panicked")? {
+            report.begin(name)?;
+            report.end(name, &done);
         }
     }
-    for reason in reasons {
+    for reason in &report.reasons {
         println!("{reason}");
     }
-    let seconds = start.elapsed().as_secs_f64();
+    let (seconds, failures) = (start.elapsed().as_secs_f64(), report.failures);
     println!("{} of {count} steps ok, {seconds:.1} s", count - failures.len());
     // The error goes to standard error first, because the tally must be the last line of standard
     // output.
     let outcome = if failures.is_empty() { Ok(()) } else { Err(failures.join(", ")) };
-    println!("{} passed, {} failed", tally.passed, tally.failed);
+    println!("{} passed, {} failed", report.tally.passed, report.tally.failed);
     outcome.map_err(|names| format!("failed: {names}"))
+}
+
+impl Report<'_> {
+    fn begin(&mut self, name: &str) -> Outcome {
+        self.begun += 1;
+        print!("[{}/{}] {name:<24}", self.begun, self.count);
+        if self.verbose {
+            println!();
+        }
+        std::io::stdout().flush().map_err(|error| error.to_string())
+    }
+
+    fn end(&mut self, name: &'static str, done: &Done) {
+        let Done { ok, ref lines, seconds } = *done;
+        if !ok && !self.verbose {
+            show(name, lines, self.kept);
+        }
+        println!("{} {seconds:7.1} s", if ok { "ok    " } else { "FAILED" });
+        if !self.verbose {
+            for line in lines.iter().filter(|line| line.starts_with(excerpt::LONGEST)) {
+                println!("    {line}");
+            }
+        }
+        let counted = count_tests(lines);
+        self.tally.passed += counted.passed;
+        self.tally.failed += counted.failed;
+        if !ok {
+            self.failures.push(name);
+            self.tally.failed += u64::from(counted.failed == 0);
+            self.reasons.extend(excerpt::causes(lines).map(|line| format!("{name}: {line}")));
+        }
+    }
+}
+
+fn timed(perform: impl FnOnce() -> (bool, Vec<String>)) -> Done {
+    let start = Instant::now();
+    let (ok, lines) = perform();
+    Done { ok, lines, seconds: start.elapsed().as_secs_f64() }
 }
 
 fn perform(action: Action, verbose: bool) -> (bool, Vec<String>) {
@@ -211,10 +281,19 @@ mod tests {
     }
 
     #[test]
+    fn a_step_that_runs_meanwhile_is_the_same_at_idle_priority() {
+        let mut command = shell("test $A = a && test -z \"$HOME\" && pwd && chrt --pid $$");
+        command.env("A", "a").env_remove("HOME").current_dir("/usr");
+        let (ok, lines) = program(idle(&command), false).unwrap();
+        assert!(ok, "{lines:?}");
+        assert!(lines[0] == "/usr" && lines[1].ends_with("SCHED_IDLE"), "{lines:?}");
+    }
+
+    #[test]
     fn one_failed_step_fails_the_run() {
         let steps = |broken: bool| {
             vec![
-                Step::program("good", shell("true")),
+                Step::program("good", shell("true")).meanwhile("idle", &shell("exit 0")),
                 Step::function("function", move || if broken { Err("no".into()) } else { Ok(()) }),
             ]
         };
@@ -223,6 +302,8 @@ mod tests {
         assert!(!kept.exists());
         assert_eq!(run(steps(true), false, &kept), Err("failed: function".into()));
         assert_eq!(fs::read_to_string(kept.join("function.txt")).unwrap(), "no");
+        let idle = Step::program("good", shell("true")).meanwhile("idle", &shell("exit 1"));
+        assert_eq!(run(vec![idle], false, &kept), Err("failed: idle".into()));
         fs::remove_dir_all(kept).unwrap();
     }
 }
