@@ -31,10 +31,12 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use vellum_vm::{Advice, BackendChoice, Entry, HUGE_PAGES, PAGE_SIZE, PageRange, Surface};
 
+use crate::device::Device;
 use crate::error::PoolError;
 use crate::page::PageRef;
 use crate::page::state::SlotMask;
@@ -54,6 +56,9 @@ const TRIMMED_MIN: u64 = 64;
 pub(crate) struct Slots {
     /// All slots, one after the other.
     surface: Surface,
+    /// It knows the memory of chunks that are huge. Reads in flight keep slots, and must not keep
+    /// the device, which waits for them when it is dropped.
+    device: Weak<dyn Device>,
     /// Frames of a slot.
     frames: u64,
     mask: SlotMask,
@@ -66,6 +71,8 @@ pub(crate) struct Slots {
     absent: Mutex<Absent>,
     /// For each chunk of 512 frames: whether it is one huge page, or will be at the first touch.
     huge: Box<[AtomicBool]>,
+    /// Held while a chunk is registered with the device, or is split.
+    registering: Mutex<()>,
     /// Free slots with memory, but for those in chunks that are huge no more.
     free: [FreeList; LISTS],
     /// Free slots with memory in chunks that are huge no more.
@@ -151,8 +158,8 @@ fn own_list() -> usize {
 }
 
 impl Slots {
-    /// Slots of `frames` frames each, as many as a pool of `capacity` frames has room for. `huge`
-    /// asks the kernel for huge pages.
+    /// Slots of `frames` frames each, as many as a pool of `capacity` frames has room for, for
+    /// pages of a device. `huge` asks the kernel for huge pages.
     ///
     /// # Errors
     /// [`PoolError::TooManySlots`], or no address space.
@@ -161,6 +168,7 @@ impl Slots {
         capacity: u64,
         use_when: UseSlots,
         huge: bool,
+        device: Weak<dyn Device>,
     ) -> Result<Slots, PoolError> {
         if capacity > SlotMask::FRAMES_MAX {
             return Err(PoolError::TooManySlots { frames: capacity, max: SlotMask::FRAMES_MAX });
@@ -179,6 +187,7 @@ impl Slots {
         let chunks = if advised.is_ok() { chunks } else { 0 };
         Ok(Slots {
             surface,
+            device,
             frames,
             mask: SlotMask::for_frames(end),
             use_when,
@@ -186,6 +195,7 @@ impl Slots {
             memory: Memory { capacity, used: AtomicU64::new(0) },
             absent: Mutex::new(Absent { slots: Vec::new(), touched: 0, end }),
             huge: (0..chunks).map(|_| AtomicBool::new(true)).collect(),
+            registering: Mutex::new(()),
             free: std::array::from_fn(|_| FreeList::default()),
             free_in_split: FreeList::default(),
         })
@@ -297,6 +307,8 @@ impl Slots {
         if self.memory.try_add(HUGE_PAGES, OF_SLOT) {
             absent.touched += HUGE_PAGES;
             lock(&self.free[own].0).extend(others);
+            drop(absent);
+            self.register(first);
             return Some(first);
         }
         if absent.slots.is_empty() && may_break {
@@ -309,6 +321,30 @@ impl Slots {
             absent.slots.extend(others.chain([first]));
         }
         self.pop_absent(&mut absent)
+    }
+
+    /// Touches a chunk, of which the caller has the first slot, and registers it with the device if
+    /// the kernel had a huge page for it. The memory of a huge page stays until it is split.
+    fn register(&self, first: u64) {
+        // SAFETY: the slot is mapped, and the caller's; what optimistic readers read is discarded.
+        unsafe { self.address(first).write_volatile(0) };
+        if !self.surface.is_huge(self.place(first)).unwrap_or(false) {
+            return;
+        }
+        let _registering = lock(&self.registering);
+        if let (true, Some(device)) = (self.is_huge(first), self.device.upgrade()) {
+            device.register_memory(&self.surface, self.range_of(self.chunk(first)));
+        }
+    }
+
+    fn unregister(&self, pages: PageRange) {
+        if let Some(device) = self.device.upgrade() {
+            device.unregister_memory(&self.surface, pages);
+        }
+    }
+
+    fn range_of(&self, chunk: usize) -> PageRange {
+        PageRange::new(chunk as u64 * HUGE_PAGES, HUGE_PAGES)
     }
 
     fn pop_absent(&self, absent: &mut Absent) -> Option<u64> {
@@ -414,7 +450,10 @@ impl Slots {
     }
 
     fn split(&self, chunk: usize) -> bool {
-        let range = PageRange::new(chunk as u64 * HUGE_PAGES, HUGE_PAGES);
+        let range = self.range_of(chunk);
+        let _registering = lock(&self.registering);
+        // The kernel splits no page that it has pinned.
+        self.unregister(range);
         let split = self.surface.advise(range, Advice::NoHugePage).is_ok()
             && self.surface.split(range.start).is_ok_and(|asked| asked.is_done());
         if split {
@@ -432,14 +471,25 @@ impl Slots {
     }
 }
 
+impl Drop for Slots {
+    fn drop(&mut self) {
+        self.unregister(PageRange::new(0, self.surface.pages()));
+    }
+}
+
 #[cfg(all(test, not(feature = "model")))]
 #[allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 mod tests {
     use super::*;
+    use crate::device::MemoryDevice;
+
+    fn slots(frames: u32, capacity: u64, when: UseSlots, huge: bool) -> Result<Slots, PoolError> {
+        Slots::new(frames, capacity, when, huge, Weak::<MemoryDevice>::new())
+    }
 
     #[test]
     fn every_slot_is_taken_once_and_lies_within_the_memory() {
-        let slots = Slots::new(3, 32, UseSlots::Always, false).unwrap();
+        let slots = slots(3, 32, UseSlots::Always, false).unwrap();
         let taken: Vec<u64> = (0..10).map(|_| slots.take(true).unwrap()).collect();
         assert_eq!(taken, (0..10).map(|slot| 1 + 3 * slot).collect::<Vec<_>>());
         let last = slots.place(taken[9]) + 3;
@@ -453,7 +503,7 @@ mod tests {
 
     #[test]
     fn a_thread_finds_what_others_have_given_back() {
-        let slots = Slots::new(1, 8, UseSlots::Always, false).unwrap();
+        let slots = slots(1, 8, UseSlots::Always, false).unwrap();
         let taken: Vec<u64> = (0..8).map(|_| slots.take(true).unwrap()).collect();
         std::thread::scope(|scope| {
             scope.spawn(|| taken.iter().for_each(|slot| slots.give_back(*slot)));
@@ -465,7 +515,7 @@ mod tests {
 
     #[test]
     fn a_pool_with_more_frames_than_words_can_name_is_refused() {
-        let error = Slots::new(1, SlotMask::FRAMES_MAX + 1, UseSlots::Always, false).unwrap_err();
+        let error = slots(1, SlotMask::FRAMES_MAX + 1, UseSlots::Always, false).unwrap_err();
         assert!(matches!(error, PoolError::TooManySlots { .. }), "{error}");
     }
 
@@ -496,7 +546,7 @@ mod tests {
 
     #[test]
     fn free_slots_lose_their_memory_to_pages_on_the_surface() {
-        let slots = Slots::new(2, 32, UseSlots::Always, false).unwrap();
+        let slots = slots(2, 32, UseSlots::Always, false).unwrap();
         let taken: Vec<u64> = (0..16).map(|_| take_and_fill(&slots)).collect();
         assert_eq!(resident(&slots), 32);
         taken[4..10].iter().for_each(|slot| slots.give_back(*slot));
@@ -515,7 +565,7 @@ mod tests {
     fn huge_pages_are_split_before_their_memory_goes() {
         // Three huge pages, and a rest.
         let capacity = 3 * HUGE_PAGES + 100;
-        let slots = Slots::new(1, capacity, UseSlots::Always, true).unwrap();
+        let slots = slots(1, capacity, UseSlots::Always, true).unwrap();
         if slots.huge.is_empty() {
             return println!("skipped: no huge pages here");
         }
@@ -539,7 +589,7 @@ mod tests {
 
     #[test]
     fn a_chunk_that_finds_no_room_for_a_huge_page_is_filled_slot_by_slot() {
-        let slots = Slots::new(1, 2 * HUGE_PAGES, UseSlots::Always, true).unwrap();
+        let slots = slots(1, 2 * HUGE_PAGES, UseSlots::Always, true).unwrap();
         if slots.huge.is_empty() {
             return println!("skipped: no huge pages here");
         }

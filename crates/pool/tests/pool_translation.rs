@@ -9,7 +9,7 @@ use std::thread;
 
 use common::churn::Churn;
 use common::{Random, generation, new_page, open, options};
-use vellum_pool::device::MemoryDevice;
+use vellum_pool::device::{Device, FileDevice, FileOptions, MemoryDevice};
 use vellum_pool::{
     BackendKind, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space, StatePlace,
     Translation,
@@ -108,9 +108,22 @@ fn slots_of_large_pools_are_in_huge_pages_and_within_the_size() {
 #[test]
 fn slots_and_surface_share_the_memory_while_threads_work() {
     const FRAMES: u64 = 36 << 8;
-    for translation in [Translation::Auto, Translation::Table] {
+    let folder = tempfile::tempdir().unwrap();
+    let memory = || Arc::new(MemoryDevice::new()) as Arc<dyn Device>;
+    let file = |name| {
+        let file = FileDevice::create(folder.path().join(name), FileOptions::default()).unwrap();
+        // The kernel knows the memory of slots: if it reads into memory that a slot has lost, the
+        // page has other contents.
+        Arc::new(file.with_prompt_storage()) as Arc<dyn Device>
+    };
+    for (translation, device) in [
+        (Translation::Auto, memory()),
+        (Translation::Table, memory()),
+        (Translation::Auto, file("auto")),
+        (Translation::Table, file("table")),
+    ] {
         let options = PoolOptions { evictors: 1, ..by(translation, FRAMES) };
-        let pool = open(Arc::new(MemoryDevice::new()), options);
+        let pool = open(device, options);
         let churn = Churn::new(&pool, 5_000, &[1, 1, 1, 2, 16]);
         let mut random = Random(7);
         for round in 0..4 {

@@ -11,13 +11,14 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use vellum_vm::{END_OF_FILE, Entry, PAGE_SIZE, Surface};
+use vellum_vm::{END_OF_FILE, Entry, PAGE_SIZE, PageRange, Surface};
 
 use super::file_open::{FileLock, FileOptions, IoEngineChoice, Opened, open};
 use super::promptness::Promptness;
 use super::threads::ThreadEngine;
 use super::transfer::{IoEngine, ReadRequest, file_offset};
 use super::uring::UringEngine;
+use super::uring_batch::BatchRings;
 use super::workers::lock;
 use super::{Device, DeviceError, DeviceInfo, ReadDone, ReadRange, Write};
 
@@ -26,12 +27,17 @@ use super::{Device, DeviceError, DeviceInfo, ReadDone, ReadRange, Write};
 pub struct FileDevice {
     // Dropped first: the drop waits for the reads in flight. The engine holds the file too.
     engine: Box<dyn IoEngine>,
+    /// For batches of reads that a thread makes itself.
+    batch_rings: Option<BatchRings>,
     file: Arc<File>,
     path: PathBuf,
     read_only: bool,
     is_block_device: bool,
     direct: Result<(), String>,
+    /// Of reads by blocking calls, and of batches by a ring: there are files that the kernel reads
+    /// at once by calls, and by a thread of its own for a ring.
     promptness: Promptness,
+    batch_promptness: Promptness,
     /// Dropped after the engine: nothing is in flight when the file is unlocked.
     lock: Mutex<Option<FileLock>>,
     /// Held while the length changes.
@@ -74,17 +80,28 @@ impl FileDevice {
     ) -> Result<Self, DeviceError> {
         let opened = open(path, name, options, create)?;
         let Opened { file, lock: opened_lock, is_block_device, direct } = opened;
+        let (engine, batch_rings) = start_engine(&file, options.engine)?;
         Ok(Self {
-            engine: start_engine(&file, options.engine)?,
+            engine,
+            batch_rings,
             file,
             path: path.to_path_buf(),
             read_only: options.read_only,
             is_block_device,
             direct,
             promptness: Promptness::default(),
+            batch_promptness: Promptness::default(),
             lock: Mutex::new(opened_lock),
             resizing: Mutex::new(()),
         })
+    }
+
+    /// The device makes all reads on the calling thread, as if its storage answered at once.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn with_prompt_storage(mut self) -> Self {
+        self.promptness = Promptness::always();
+        self.batch_promptness = Promptness::always();
+        self
     }
 
     /// The length in bytes.
@@ -133,10 +150,7 @@ impl FileDevice {
     /// Starts requests. If the storage answers at once, this thread does the reads itself.
     fn start(&self, mut requests: Vec<ReadRequest>) {
         if self.promptness.is_prompt() {
-            let count = requests.len();
-            let run = || requests.into_iter().for_each(|request| request.run(&self.file));
-            self.promptness.watch(count, run);
-            return;
+            return self.read_at_once(requests);
         }
         if self.promptness.trial_is_due()
             && let Some(request) = requests.pop()
@@ -144,6 +158,22 @@ impl FileDevice {
             self.promptness.watch(1, || request.run(&self.file));
         }
         self.engine.start_reads(requests);
+    }
+
+    /// Makes requests on this thread: several by a ring, as long as that does not sleep either.
+    fn read_at_once(&self, requests: Vec<ReadRequest>) {
+        let count = requests.len();
+        let batches = &self.batch_promptness;
+        match &self.batch_rings {
+            Some(rings) if count > 1 && (batches.is_prompt() || batches.trial_is_due()) => {
+                // It would sleep once for all of them.
+                batches.watch(1, || rings.read(requests));
+            }
+            _ => {
+                let run = || requests.into_iter().for_each(|request| request.run(&self.file));
+                self.promptness.watch(count, run);
+            }
+        }
     }
 
     /// Populates all ranges by one call. Does nothing on a surface that a read populates by itself.
@@ -179,29 +209,30 @@ impl FileDevice {
     }
 }
 
+/// The engine, and the rings if it is io_uring.
+type Engine = (Box<dyn IoEngine>, Option<BatchRings>);
+
 /// Starts the chosen engine.
-fn start_engine(
-    file: &Arc<File>,
-    choice: IoEngineChoice,
-) -> Result<Box<dyn IoEngine>, DeviceError> {
-    let uring = || UringEngine::new(Arc::clone(file));
-    let threads = || match ThreadEngine::new(Arc::clone(file)) {
-        Ok(engine) => Ok(Box::new(engine) as Box<dyn IoEngine>),
-        Err(source) => Err(DeviceError::Engine { engine: "threads", source }),
+fn start_engine(file: &Arc<File>, choice: IoEngineChoice) -> Result<Engine, DeviceError> {
+    let uring = || -> io::Result<Engine> {
+        let engine = Box::new(UringEngine::new(Arc::clone(file))?);
+        Ok((engine, Some(BatchRings::new(Arc::clone(file)))))
+    };
+    let threads = || -> Result<Engine, DeviceError> {
+        match ThreadEngine::new(Arc::clone(file)) {
+            Ok(engine) => Ok((Box::new(engine), None)),
+            Err(source) => Err(DeviceError::Engine { engine: "threads", source }),
+        }
     };
     match choice {
         IoEngineChoice::Threads => threads(),
-        IoEngineChoice::Uring => match uring() {
-            Ok(engine) => Ok(Box::new(engine)),
-            Err(source) => Err(DeviceError::Engine { engine: "io_uring", source }),
-        },
-        IoEngineChoice::Auto => match uring() {
-            Ok(engine) => Ok(Box::new(engine)),
-            Err(error) => {
-                tracing::info!(%error, "io_uring is not available: threads do the I/O");
-                threads()
-            }
-        },
+        IoEngineChoice::Uring => {
+            uring().map_err(|source| DeviceError::Engine { engine: "io_uring", source })
+        }
+        IoEngineChoice::Auto => uring().or_else(|error| {
+            tracing::info!(%error, "io_uring is not available: threads do the I/O");
+            threads()
+        }),
     }
 }
 
@@ -229,6 +260,18 @@ impl Device for FileDevice {
         self.start(ReadRequest::merge(requests));
         for (done, error) in refused {
             done.call(Err(error));
+        }
+    }
+
+    fn register_memory(&self, surface: &Surface, pages: PageRange) {
+        if let Some(rings) = &self.batch_rings {
+            rings.register(surface, pages);
+        }
+    }
+
+    fn unregister_memory(&self, surface: &Surface, pages: PageRange) {
+        if let Some(rings) = &self.batch_rings {
+            rings.unregister(surface, pages);
         }
     }
 

@@ -30,6 +30,7 @@ mod testing;
 mod threads;
 mod transfer;
 mod uring;
+mod uring_batch;
 mod uring_reads;
 mod workers;
 
@@ -93,6 +94,19 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
     /// it should not block. The start does not block either, except on storage that answers without
     /// making a thread sleep: the calling thread does such reads itself, which is cheapest.
     fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>);
+
+    /// Tells the device that these pages of a surface keep their memory until
+    /// [`unregister_memory`](Device::unregister_memory): the caller neither releases nor moves it.
+    /// A device may tell the kernel, so that reads into this memory cost less. A hint.
+    fn register_memory(&self, surface: &Surface, pages: PageRange) {
+        let _ = (surface, pages);
+    }
+
+    /// Ends what [`register_memory`](Device::register_memory) began. When this returns, the memory
+    /// may go. It waits for reads into such memory that are under way, but for no [`ReadDone`].
+    fn unregister_memory(&self, surface: &Surface, pages: PageRange) {
+        let _ = (surface, pages);
+    }
 
     /// Writes all entries, in flight together, and blocks until all are done. Each entry gets its
     /// own result. Entries must not overlap. A written entry need not be durable: see
@@ -221,6 +235,14 @@ impl<D: Device + ?Sized> Device for Arc<D> {
 
     fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
         (**self).start_reads(surface, reads);
+    }
+
+    fn register_memory(&self, surface: &Surface, pages: PageRange) {
+        (**self).register_memory(surface, pages);
+    }
+
+    fn unregister_memory(&self, surface: &Surface, pages: PageRange) {
+        (**self).unregister_memory(surface, pages);
     }
 
     fn write(&self, batch: &mut [Write<'_>]) {

@@ -1,7 +1,7 @@
 //! The io_uring engine: batches of writes, each with a ring of its own until it ends.
 //!
 //! Invariant: when a batch's `run` returns, nothing of the batch is in flight, so the caller may
-//! free its buffers. Reads are in `uring_reads.rs`.
+//! free its buffers. Reads are in `uring_reads.rs`, and in `uring_batch.rs`.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -183,14 +183,17 @@ impl WriteRing {
 }
 
 /// Counts the operations that the kernel works on. They use memory that the caller only lent.
-struct InFlight(usize);
+pub(super) struct InFlight(pub(super) usize);
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         if self.0 > 0 {
             // A panic between submission and completion. To unwind further would free buffers that
             // the kernel still reads.
-            tracing::error!(writes = self.0, "a panic with writes in flight: aborting the process");
+            tracing::error!(
+                operations = self.0,
+                "a panic with I/O in flight: aborting the process"
+            );
             std::process::abort();
         }
     }

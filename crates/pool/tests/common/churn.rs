@@ -43,7 +43,8 @@ impl Churn {
             4 => self.write(index, pool.fix_exclusive(page).unwrap()),
             5 => self.write(index, block_on(pool.fix_exclusive_async(page)).unwrap()),
             _ => {
-                pool.prefetch(&[random.pick(&self.pages), random.pick(&self.pages)]);
+                let few: [PageRef; 6] = std::array::from_fn(|_| random.pick(&self.pages));
+                pool.prefetch(&few);
                 if let Ok(guard) = pool.optimistic(page).unwrap().upgrade() {
                     self.write(index, guard);
                 }

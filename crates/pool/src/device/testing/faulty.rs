@@ -293,6 +293,14 @@ impl<D: Device> Device for FaultyDevice<D> {
         self.shared.inner.start_reads(surface, reads.collect());
     }
 
+    fn register_memory(&self, surface: &Surface, pages: PageRange) {
+        self.inner().register_memory(surface, pages);
+    }
+
+    fn unregister_memory(&self, surface: &Surface, pages: PageRange) {
+        self.inner().unregister_memory(surface, pages);
+    }
+
     fn write(&self, batch: &mut [Write<'_>]) {
         self.plan.pass(Operation::Write);
         self.plan.count_batch();

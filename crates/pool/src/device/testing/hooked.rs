@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use vellum_vm::Surface;
+use vellum_vm::{PageRange, Surface};
 
 use super::super::workers::lock;
 use super::super::{Device, DeviceInfo, ReadDone, ReadRange, Write};
@@ -86,6 +86,14 @@ impl<D: Device> Device for HookedDevice<D> {
     fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
         self.call_hook(Call::StartReads);
         self.inner.start_reads(surface, reads);
+    }
+
+    fn register_memory(&self, surface: &Surface, pages: PageRange) {
+        self.inner.register_memory(surface, pages);
+    }
+
+    fn unregister_memory(&self, surface: &Surface, pages: PageRange) {
+        self.inner.unregister_memory(surface, pages);
     }
 
     fn write(&self, batch: &mut [Write<'_>]) {
