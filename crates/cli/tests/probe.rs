@@ -9,7 +9,7 @@ fn facilities_choice_and_costs_are_shown() {
     let folder = Folder::new();
     let probe = text(&["probe", "--pages", "128", "--rounds", "2", "--dir", &folder.name("")]);
     for part in
-        ["kernel ", "memory ", "files ", "backend ", "morsels  memfd: ", "io_uring", "madvise"]
+        ["kernel ", "memory ", "files ", "slots ", "backend ", "morsels  memfd: ", "io_uring can"]
     {
         assert!(probe.contains(part), "{part}: {probe}");
     }
@@ -22,9 +22,11 @@ fn facilities_choice_and_costs_are_shown() {
 fn json_has_the_same_content() {
     let json = text(&["probe", "--json", "--pages", "128", "--rounds", "2"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    for name in ["kernel", "memory", "files", "backend", "morsels", "facilities", "costs"] {
+    for name in ["kernel", "memory", "files", "slots", "backend", "morsels", "facilities", "costs"]
+    {
         assert!(!json[name].is_null(), "{name}: {json}");
     }
+    assert!(json["slots"]["huge_pages"].is_boolean(), "{json}");
     let costs = json["costs"].as_array().unwrap();
     assert!(costs.iter().all(|cost| cost["pages"] == 128 && cost["rounds"] == 2), "{json}");
     assert!(costs[0]["populate_ns"]["median"].as_f64().unwrap() > 0.0, "{json}");

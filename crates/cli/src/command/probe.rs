@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use vellum_pool::device::{DeviceInfo, FileDevice, FileOptions};
+use vellum_pool::device::{DeviceInfo, FileDevice, FileOptions, registrable_memory};
 use vellum_vm::memory_limit::{self, MemoryLimit};
 use vellum_vm::probe::cost::{self, Cost, Setting};
 use vellum_vm::probe::{self, Facilities};
@@ -23,7 +23,14 @@ The command tries every facility, and guesses none from the kernel's version. Th
 medians of rounds in which the backends take turns; the smallest and largest are in parentheses. To
 release a page, the kernel flushes it from the TLBs of other CPUs, so a release costs more when
 several threads of the process run. Populating a page includes zeroing it, except on exmap, where
-the program writes the zeros that it needs.";
+the program writes the zeros that it needs.
+
+Slots are memory for pages that a store finds by a table, once its file is longer than its memory.
+Reads of several pages into slots cost less if io_uring can register that memory. A user who may not
+lock memory raises the limit to the size of the pool: ulimit -l.";
+
+/// The most memory that the command tries to register.
+const REGISTERED_MAX: u64 = 64 << 20;
 
 /// Show what this kernel offers, what Vellum chooses and why, and what a page costs
 #[derive(clap::Args)]
@@ -66,6 +73,10 @@ struct Findings {
     memory: Result<MemoryLimit, String>,
     /// How files in the directory are read and written.
     device: Result<DeviceInfo, String>,
+    /// Whether slots are in huge pages.
+    huge_slots: Result<(), String>,
+    /// Bytes that io_uring registers, of up to [`REGISTERED_MAX`].
+    registered: Result<u64, String>,
     /// One entry per backend of Morsels.
     morsels: Vec<vellum_morsel::Probe>,
     /// One entry per backend, for one and for two threads.
@@ -109,6 +120,13 @@ impl Findings {
                     "reason": info.direct.as_ref().err(),
                 }),
                 Err(why) => json!({"error": why}),
+            },
+            "slots": {
+                "huge_pages": self.huge_slots.is_ok(),
+                "reason": self.huge_slots.as_ref().err(),
+                "registered_bytes": self.registered.as_ref().ok(),
+                "registered_limited": self.registered != Ok(REGISTERED_MAX),
+                "registered_error": self.registered.as_ref().err(),
             },
             "backend": {"name": choice.backend.name(), "reason": choice.reason},
             "morsels": morsels.collect::<Value>(),
@@ -175,6 +193,8 @@ fn find(arguments: &Arguments) -> Outcome<Findings> {
         facilities,
         memory: memory_limit::effective().map_err(|error| error.to_string()),
         device: device(arguments),
+        huge_slots: probe::huge_pages().map(drop),
+        registered: registrable_memory(REGISTERED_MAX).map_err(|error| error.to_string()),
         morsels: vellum_morsel::probe(),
         costs,
     })
@@ -204,6 +224,18 @@ fn text(arguments: &Arguments, findings: &Findings) -> Vec<String> {
             Err(why) => format!("files    {dir}: {}, through the page cache: {why}", info.engine),
         },
         Err(why) => format!("files    {dir}: {why}"),
+    });
+    lines.push(match &findings.huge_slots {
+        Ok(()) => "slots    in huge pages".to_owned(),
+        Err(why) => format!("slots    in pages of {PAGE_SIZE} bytes: {why}"),
+    });
+    lines.push(match &findings.registered {
+        Ok(REGISTERED_MAX) => "         io_uring can register their memory".to_owned(),
+        Ok(bytes) => format!(
+            "         io_uring can register at most {} of their memory: raise the limit, ulimit -l",
+            size::show(*bytes)
+        ),
+        Err(why) => format!("         io_uring can register none of their memory: {why}"),
     });
     lines.push(format!("backend  {}: {}", facilities.choice.backend, facilities.choice.reason));
     for morsels in &findings.morsels {

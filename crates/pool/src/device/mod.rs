@@ -41,6 +41,7 @@ pub use file_open::{Direct, FileOptions, IoEngineChoice};
 pub use memory::{Completion, MemoryDevice};
 #[cfg(any(test, feature = "testing"))]
 pub use testing::{Call, Fault, FaultPlan, FaultyDevice, HookedDevice, Operation, OperationCounts};
+pub use uring_batch::registrable_memory;
 
 /// Pages of the storage, and where a read puts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

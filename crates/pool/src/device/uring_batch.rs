@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use io_uring::squeue::{self, Flags};
 use io_uring::{IoUring, opcode, types};
-use vellum_vm::{HUGE_PAGES, PAGE_SIZE, PageRange, Surface};
+use vellum_vm::{BackendChoice, HUGE_PAGES, PAGE_SIZE, PageRange, Surface};
 
 use super::transfer::{Finished, ReadRequest, SUBMIT_PATIENCE, Step, call, passes};
 use super::uring::InFlight;
@@ -43,6 +43,31 @@ const CHUNK: usize = HUGE_PAGES as usize * PAGE_SIZE;
 
 /// The most chunks that a ring knows: the kernel's limit of buffers. They are 32 GiB.
 const CHUNKS_MAX: usize = 1 << 14;
+
+/// How much memory this process can register for reads, by a trial with up to `most` bytes: a
+/// multiple of 2 MiB. An ordinary user can register as much as the limit of locked memory says
+/// (`RLIMIT_MEMLOCK`).
+///
+/// # Errors
+/// The kernel's: it registers nothing before Linux 5.19, or where io_uring is switched off.
+pub fn registrable_memory(most: u64) -> io::Result<u64> {
+    let pages = most / PAGE_SIZE as u64 / HUGE_PAGES * HUGE_PAGES;
+    let surface = Surface::reserve(pages, BackendChoice::Auto).map_err(io::Error::other)?;
+    let mut ring = BatchRing::new(&File::open("/dev/null")?)?;
+    let chunks = vec![false; CHUNKS_MAX.min((pages / HUGE_PAGES) as usize)];
+    ring.memory = Memory { base: surface.base().as_ptr().addr(), chunks, version: 0 };
+    ring.make_table()?;
+    for chunk in 0..ring.memory.chunks.len() {
+        match ring.update(chunk, ring.memory.base + chunk * CHUNK, CHUNK) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                return Ok((chunk * CHUNK) as u64);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(pages * PAGE_SIZE as u64)
+}
 
 /// The rings, and the memory that they may know.
 #[derive(Debug)]
@@ -420,7 +445,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    use vellum_vm::{Advice, BackendChoice, Entry};
+    use vellum_vm::{Advice, Entry};
 
     use super::super::ReadDone;
     use super::*;
@@ -525,6 +550,14 @@ mod tests {
         // An ordinary user may have no memory left to lock.
         let is_refused = lock(&rings.rings).idle[0].is_refused;
         assert_eq!(known_chunks(&rings), if is_refused { 0 } else { 2 });
+    }
+
+    #[test]
+    fn registrable_memory_is_found_by_a_trial() {
+        match registrable_memory((5 << 20) + 4096) {
+            Ok(bytes) => assert!([0, 2 << 20, 4 << 20].contains(&bytes), "{bytes}"),
+            Err(error) => println!("skipped: {error}"),
+        }
     }
 
     #[test]
