@@ -223,12 +223,14 @@ fn on_each(root: &Path, options: &Options, name: &str, programs: &[TestProgram])
 }
 
 /// A machine with unusual settings: separate page tables for user space, flushes by exported
-/// functions, and more processors, which take turns, because the host may have fewer.
+/// functions, and more processors, which take turns, because the host may have fewer. Its races are
+/// short.
 fn strictest(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<Option<Job>> {
     let options = Options {
         processors: "4".to_owned(),
         boot: Some("pti=on".to_owned()),
         module: Some("flush=exported".to_owned()),
+        short: true,
         ..options.clone()
     };
     let programs = programs::named(built, &STRICTEST)?;
