@@ -31,12 +31,11 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use vellum_vm::{Advice, BackendChoice, Entry, HUGE_PAGES, PAGE_SIZE, PageRange, Surface};
 
-use crate::device::Device;
+use crate::device::{Device, RegisteredMemory};
 use crate::error::PoolError;
 use crate::page::PageRef;
 use crate::page::state::SlotMask;
@@ -54,11 +53,10 @@ const TRIMMED_MIN: u64 = 64;
 /// See the module's documentation. The number of a slot is that of its first frame, from 1 on.
 #[derive(Debug)]
 pub(crate) struct Slots {
+    /// What the device knows: chunks that are huge. Dropped before the memory is unmapped.
+    registered: RegisteredMemory,
     /// All slots, one after the other.
     surface: Surface,
-    /// It knows the memory of chunks that are huge. Reads in flight keep slots, and must not keep
-    /// the device, which waits for them when it is dropped.
-    device: Weak<dyn Device>,
     /// Frames of a slot.
     frames: u64,
     mask: SlotMask,
@@ -168,7 +166,7 @@ impl Slots {
         capacity: u64,
         use_when: UseSlots,
         huge: bool,
-        device: Weak<dyn Device>,
+        device: &dyn Device,
     ) -> Result<Slots, PoolError> {
         if capacity > SlotMask::FRAMES_MAX {
             return Err(PoolError::TooManySlots { frames: capacity, max: SlotMask::FRAMES_MAX });
@@ -186,8 +184,8 @@ impl Slots {
         let advised = surface.advise(in_chunks, Advice::HugePage);
         let chunks = if advised.is_ok() { chunks } else { 0 };
         Ok(Slots {
+            registered: device.registered_memory(&surface),
             surface,
-            device,
             frames,
             mask: SlotMask::for_frames(end),
             use_when,
@@ -332,14 +330,8 @@ impl Slots {
             return;
         }
         let _registering = lock(&self.registering);
-        if let (true, Some(device)) = (self.is_huge(first), self.device.upgrade()) {
-            device.register_memory(&self.surface, self.range_of(self.chunk(first)));
-        }
-    }
-
-    fn unregister(&self, pages: PageRange) {
-        if let Some(device) = self.device.upgrade() {
-            device.unregister_memory(&self.surface, pages);
+        if self.is_huge(first) {
+            self.registered.add(self.range_of(self.chunk(first)));
         }
     }
 
@@ -453,11 +445,12 @@ impl Slots {
         let range = self.range_of(chunk);
         let _registering = lock(&self.registering);
         // The kernel splits no page that it has pinned.
-        self.unregister(range);
+        self.registered.remove(range);
         let split = self.surface.advise(range, Advice::NoHugePage).is_ok()
             && self.surface.split(range.start).is_ok_and(|asked| asked.is_done());
-        if split {
-            self.huge[chunk].store(false, Ordering::Relaxed);
+        match split {
+            true => self.huge[chunk].store(false, Ordering::Relaxed),
+            false => self.registered.add(range),
         }
         split
     }
@@ -471,12 +464,6 @@ impl Slots {
     }
 }
 
-impl Drop for Slots {
-    fn drop(&mut self) {
-        self.unregister(PageRange::new(0, self.surface.pages()));
-    }
-}
-
 #[cfg(all(test, not(feature = "model")))]
 #[allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 mod tests {
@@ -484,7 +471,7 @@ mod tests {
     use crate::device::MemoryDevice;
 
     fn slots(frames: u32, capacity: u64, when: UseSlots, huge: bool) -> Result<Slots, PoolError> {
-        Slots::new(frames, capacity, when, huge, Weak::<MemoryDevice>::new())
+        Slots::new(frames, capacity, when, huge, &MemoryDevice::new())
     }
 
     #[test]

@@ -110,7 +110,7 @@ pub fn run(steps: Vec<Step>, verbose: bool, kept: &Path) -> Outcome {
             (timed(|| perform(action, verbose)), others.join())
         });
         report.end(name, &done);
-        for (name, done) in others.map_err(|_| "a step panicked")? {
+        for (name, done) in others.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
             report.begin(name)?;
             report.end(name, &done);
         }

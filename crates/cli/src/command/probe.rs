@@ -26,8 +26,8 @@ several threads of the process run. Populating a page includes zeroing it, excep
 the program writes the zeros that it needs.
 
 Slots are memory for pages that a store finds by a table, once its file is longer than its memory.
-Reads of several pages into slots cost less if io_uring can register that memory. A user who may not
-lock memory raises the limit to the size of the pool: ulimit -l.";
+Reads of several pages into slots cost less if io_uring can register that memory. For a user who may
+not lock memory, the limit (ulimit -l) must be as large as the pool, for each thread that reads.";
 
 /// The most memory that the command tries to register.
 const REGISTERED_MAX: u64 = 64 << 20;
@@ -232,7 +232,7 @@ fn text(arguments: &Arguments, findings: &Findings) -> Vec<String> {
     lines.push(match &findings.registered {
         Ok(REGISTERED_MAX) => "         io_uring can register their memory".to_owned(),
         Ok(bytes) => format!(
-            "         io_uring can register at most {} of their memory: raise the limit, ulimit -l",
+            "         io_uring can register {} of their memory in all: raise the limit, ulimit -l",
             size::show(*bytes)
         ),
         Err(why) => format!("         io_uring can register none of their memory: {why}"),

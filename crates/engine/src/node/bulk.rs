@@ -173,9 +173,10 @@ impl<S: PageSink> BulkBuilder<S> {
         pending.size += Self::slot(level) + cell.key.len() + cell.payload.heap_len();
         pending.pending.push(cell);
         // With the last key as the fence, the node cannot be larger than this size. So a node that
-        // is below the target now can exceed it later only if its prefix gets shorter.
-        while self.pending_size(level) > self.target(level) && self.levels[level].pending.len() > 1
-        {
+        // fits now can become too large later only if its prefix gets shorter. A node that fits may
+        // be the last of its level, which is filled wholly.
+        let room = capacity(self.image.len());
+        while self.pending_size(level) > room && self.levels[level].pending.len() > 1 {
             let end = self.best_end(level);
             self.store_node(level, end)?;
         }
@@ -361,6 +362,22 @@ mod tests {
         let leaves = pages.0.iter().filter(|page| Node::new(&page[..]).level() == Ok(0)).count();
         // 12 bytes of slot, 20 of value and at most 4 of key an entry.
         assert!(leaves <= 20_000 * 36 / 3900 + 1, "{leaves} leaves");
+    }
+
+    /// Inner nodes have room for later separators, but not at the price of a level.
+    #[test]
+    fn a_level_that_fits_into_one_node_has_one() {
+        let builder = |fill| BulkBuilder::new(Pages::default(), 4096, 100, fill);
+        let height = |fill, entries: u32| {
+            let mut builder = builder(fill);
+            for number in 0..entries {
+                builder.push(&number.to_be_bytes(), Payload::Inline(&[7; 1000])).unwrap();
+            }
+            let (root, _) = builder.finish().map_err(|_| ()).unwrap();
+            Node::new(&root[..]).level().unwrap()
+        };
+        let most = |fill| (100..).find(|entries| height(fill, *entries) > 1).unwrap() - 1;
+        assert_eq!(most(50), most(100));
     }
 
     #[test]

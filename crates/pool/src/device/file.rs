@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use vellum_vm::{END_OF_FILE, Entry, PAGE_SIZE, PageRange, Surface};
+use vellum_vm::{END_OF_FILE, Entry, PAGE_SIZE, Surface};
 
 use super::file_open::{FileLock, FileOptions, IoEngineChoice, Opened, open};
 use super::promptness::Promptness;
@@ -20,7 +20,7 @@ use super::transfer::{IoEngine, ReadRequest, file_offset};
 use super::uring::UringEngine;
 use super::uring_batch::BatchRings;
 use super::workers::lock;
-use super::{Device, DeviceError, DeviceInfo, ReadDone, ReadRange, Write};
+use super::{Device, DeviceError, DeviceInfo, ReadDone, ReadRange, RegisteredMemory, Write};
 
 /// A file or a block device; page `p` is at byte `p * 4096`.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct FileDevice {
     // Dropped first: the drop waits for the reads in flight. The engine holds the file too.
     engine: Box<dyn IoEngine>,
     /// For batches of reads that a thread makes itself.
-    batch_rings: Option<BatchRings>,
+    batch_rings: Option<Arc<BatchRings>>,
     file: Arc<File>,
     path: PathBuf,
     read_only: bool,
@@ -210,13 +210,13 @@ impl FileDevice {
 }
 
 /// The engine, and the rings if it is io_uring.
-type Engine = (Box<dyn IoEngine>, Option<BatchRings>);
+type Engine = (Box<dyn IoEngine>, Option<Arc<BatchRings>>);
 
 /// Starts the chosen engine.
 fn start_engine(file: &Arc<File>, choice: IoEngineChoice) -> Result<Engine, DeviceError> {
     let uring = || -> io::Result<Engine> {
         let engine = Box::new(UringEngine::new(Arc::clone(file))?);
-        Ok((engine, Some(BatchRings::new(Arc::clone(file)))))
+        Ok((engine, Some(Arc::new(BatchRings::new(Arc::clone(file))))))
     };
     let threads = || -> Result<Engine, DeviceError> {
         match ThreadEngine::new(Arc::clone(file)) {
@@ -263,15 +263,10 @@ impl Device for FileDevice {
         }
     }
 
-    fn register_memory(&self, surface: &Surface, pages: PageRange) {
-        if let Some(rings) = &self.batch_rings {
-            rings.register(surface, pages);
-        }
-    }
-
-    fn unregister_memory(&self, surface: &Surface, pages: PageRange) {
-        if let Some(rings) = &self.batch_rings {
-            rings.unregister(surface, pages);
+    fn registered_memory(&self, surface: &Surface) -> RegisteredMemory {
+        match &self.batch_rings {
+            Some(rings) => RegisteredMemory::new(rings, surface),
+            None => RegisteredMemory::none(),
         }
     }
 

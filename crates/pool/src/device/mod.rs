@@ -41,7 +41,7 @@ pub use file_open::{Direct, FileOptions, IoEngineChoice};
 pub use memory::{Completion, MemoryDevice};
 #[cfg(any(test, feature = "testing"))]
 pub use testing::{Call, Fault, FaultPlan, FaultyDevice, HookedDevice, Operation, OperationCounts};
-pub use uring_batch::registrable_memory;
+pub use uring_batch::{RegisteredMemory, registrable_memory};
 
 /// Pages of the storage, and where a read puts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,17 +96,11 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
     /// making a thread sleep: the calling thread does such reads itself, which is cheapest.
     fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>);
 
-    /// Tells the device that these pages of a surface keep their memory until
-    /// [`unregister_memory`](Device::unregister_memory): the caller neither releases nor moves it.
-    /// A device may tell the kernel, so that reads into this memory cost less. A hint.
-    fn register_memory(&self, surface: &Surface, pages: PageRange) {
-        let _ = (surface, pages);
-    }
-
-    /// Ends what [`register_memory`](Device::register_memory) began. When this returns, the memory
-    /// may go. It waits for reads into such memory that are under way, but for no [`ReadDone`].
-    fn unregister_memory(&self, surface: &Surface, pages: PageRange) {
-        let _ = (surface, pages);
+    /// What the device knows of a surface's memory: reads into what is registered cost less. By
+    /// default a device makes no difference.
+    fn registered_memory(&self, surface: &Surface) -> RegisteredMemory {
+        let _ = surface;
+        RegisteredMemory::none()
     }
 
     /// Writes all entries, in flight together, and blocks until all are done. Each entry gets its
@@ -238,12 +232,8 @@ impl<D: Device + ?Sized> Device for Arc<D> {
         (**self).start_reads(surface, reads);
     }
 
-    fn register_memory(&self, surface: &Surface, pages: PageRange) {
-        (**self).register_memory(surface, pages);
-    }
-
-    fn unregister_memory(&self, surface: &Surface, pages: PageRange) {
-        (**self).unregister_memory(surface, pages);
+    fn registered_memory(&self, surface: &Surface) -> RegisteredMemory {
+        (**self).registered_memory(surface)
     }
 
     fn write(&self, batch: &mut [Write<'_>]) {

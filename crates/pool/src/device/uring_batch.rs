@@ -10,18 +10,20 @@
 //! Each ring has a table of the memory that the pool has registered, in chunks of 2 MiB. The kernel
 //! pins the pages of a registered chunk: it reads into these pages, whatever is mapped at their
 //! addresses by then. So memory that loses its pages must be unregistered first
-//! ([`unregister`](BatchRings::unregister)), which waits for the batches under way. A ring learns
-//! what has changed when a thread takes it.
+//! ([`RegisteredMemory::remove`]), which waits for the batches under way. A ring learns what has
+//! changed when a thread takes it.
 //!
 //! Invariants: nothing is in flight on a ring that no thread has taken. A thread that has taken a
-//! ring calls nothing but the kernel until it has given the ring back.
+//! ring calls nothing but the kernel until it has given the ring back. No code of others, such as a
+//! subscriber of messages, runs while the rings are locked.
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
 use io_uring::squeue::{self, Flags};
@@ -35,8 +37,11 @@ use super::workers::{lock, wait};
 /// Reads that one ring keeps in flight; longer batches go through it in turns.
 const ENTRIES: u32 = 64;
 
-/// Idle rings that are kept. More exist while more threads than this read at a time.
-const SPARE_RINGS: usize = 8;
+/// The most rings. Each has the memory pinned. If as many threads read, others read page by page.
+const RINGS_MAX: usize = 16;
+
+/// After the kernel refused a ring, so many batches are read without a new one.
+const PAUSE: u32 = 10_000;
 
 /// The bytes of a chunk.
 const CHUNK: usize = HUGE_PAGES as usize * PAGE_SIZE;
@@ -55,7 +60,7 @@ pub fn registrable_memory(most: u64) -> io::Result<u64> {
     let surface = Surface::reserve(pages, BackendChoice::Auto).map_err(io::Error::other)?;
     let mut ring = BatchRing::new(&File::open("/dev/null")?)?;
     let chunks = vec![false; CHUNKS_MAX.min((pages / HUGE_PAGES) as usize)];
-    ring.memory = Memory { base: surface.base().as_ptr().addr(), chunks, version: 0 };
+    ring.memory = Memory { base: surface.base().as_ptr().addr(), chunks, ..Memory::default() };
     ring.make_table()?;
     for chunk in 0..ring.memory.chunks.len() {
         match ring.update(chunk, ring.memory.base + chunk * CHUNK, CHUNK) {
@@ -73,6 +78,7 @@ pub fn registrable_memory(most: u64) -> io::Result<u64> {
 #[derive(Debug)]
 pub(super) struct BatchRings {
     file: Arc<File>,
+    most: usize,
     rings: Mutex<Rings>,
     given_back: Condvar,
 }
@@ -84,20 +90,84 @@ struct Rings {
     taken: usize,
     /// How many threads unregister memory. No ring is taken meanwhile.
     unregistering: usize,
-    /// The kernel gives no more rings.
-    no_more: bool,
+    /// How many batches are read without a new ring.
+    pause: u32,
     memory: Memory,
 }
 
 /// The memory that is registered: that of one surface.
 #[derive(Clone, Debug, Default)]
 struct Memory {
+    /// The registration, from 1 on: a later surface may have the same address.
+    id: u64,
     /// The address of the first chunk.
     base: usize,
     /// Whether each chunk is registered, for all chunks of the surface.
     chunks: Vec<bool>,
-    /// Rises with each change.
+    /// Rises with each change, also from one registration to the next.
     version: u64,
+}
+
+/// Memory of a surface that a device may tell the kernel ahead, so that reads into it cost less.
+/// None is registered at first; dropping this unregisters all.
+///
+/// The owner keeps the pages of registered memory: it neither unmaps, releases nor moves them.
+#[derive(Debug)]
+pub struct RegisteredMemory {
+    rings: Weak<BatchRings>,
+    id: u64,
+    base: usize,
+    pages: u64,
+}
+
+impl RegisteredMemory {
+    /// For a device that tells the kernel nothing.
+    pub fn none() -> RegisteredMemory {
+        RegisteredMemory { rings: Weak::new(), id: 0, base: 0, pages: 0 }
+    }
+
+    pub(super) fn new(rings: &Arc<BatchRings>, surface: &Surface) -> RegisteredMemory {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        RegisteredMemory {
+            rings: Arc::downgrade(rings),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            base: surface.base().as_ptr().addr(),
+            pages: surface.pages(),
+        }
+    }
+
+    /// Registers the chunks of 2 MiB that lie wholly within these pages of the surface. A hint: only
+    /// one surface at a time has registered memory.
+    pub fn add(&self, pages: PageRange) {
+        let Some(rings) = self.rings.upgrade() else { return };
+        let mut rings = lock(&rings.rings);
+        let memory = &mut rings.memory;
+        if !memory.chunks.contains(&true) {
+            memory.id = self.id;
+            memory.base = self.base;
+            memory.chunks = vec![false; CHUNKS_MAX.min((self.pages / HUGE_PAGES) as usize)];
+        }
+        if memory.id == self.id {
+            let chunks = memory.chunks_within(pages);
+            memory.chunks[chunks].fill(true);
+            memory.version += 1;
+        }
+    }
+
+    /// Unregisters all chunks of which a part lies within these pages. When this returns, the memory
+    /// may go. It waits for reads into registered memory that are under way, but for no
+    /// [`ReadDone`](super::ReadDone).
+    pub fn remove(&self, pages: PageRange) {
+        if let Some(rings) = self.rings.upgrade() {
+            rings.unregister(self.id, pages);
+        }
+    }
+}
+
+impl Drop for RegisteredMemory {
+    fn drop(&mut self) {
+        self.remove(PageRange::new(0, self.pages));
+    }
 }
 
 impl Memory {
@@ -105,6 +175,13 @@ impl Memory {
     fn chunks_within(&self, pages: PageRange) -> Range<usize> {
         let end = (((pages.start + pages.count) / HUGE_PAGES) as usize).min(self.chunks.len());
         (pages.start.div_ceil(HUGE_PAGES) as usize).min(end)..end
+    }
+
+    /// The chunks of which a part lies within these pages.
+    fn chunks_at(&self, pages: PageRange) -> Range<usize> {
+        let end = (pages.start + pages.count).div_ceil(HUGE_PAGES) as usize;
+        let end = end.min(self.chunks.len());
+        ((pages.start / HUGE_PAGES) as usize).min(end)..end
     }
 
     /// The chunk that has all of these bytes, if it is registered.
@@ -118,37 +195,24 @@ impl Memory {
 
 impl BatchRings {
     pub(super) fn new(file: Arc<File>) -> Self {
-        Self { file, rings: Mutex::default(), given_back: Condvar::new() }
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let most = (2 * processors).min(RINGS_MAX);
+        Self { file, most, rings: Mutex::default(), given_back: Condvar::new() }
     }
 
-    /// Registers the chunks that lie wholly within these pages. Only one surface at a time has
-    /// registered memory.
-    pub(super) fn register(&self, surface: &Surface, pages: PageRange) {
+    fn unregister(&self, id: u64, pages: PageRange) {
         let mut rings = lock(&self.rings);
         let memory = &mut rings.memory;
-        if !memory.chunks.contains(&true) {
-            memory.base = surface.base().as_ptr().addr();
-            memory.chunks = vec![false; CHUNKS_MAX.min((surface.pages() / HUGE_PAGES) as usize)];
-        }
-        if memory.base == surface.base().as_ptr().addr() {
-            let chunks = memory.chunks_within(pages);
-            memory.chunks[chunks].fill(true);
-            memory.version += 1;
-        }
-    }
-
-    /// Unregisters memory. When this returns, no ring knows it, and no read that uses the
-    /// registration is under way.
-    pub(super) fn unregister(&self, surface: &Surface, pages: PageRange) {
-        let mut rings = lock(&self.rings);
-        let memory = &mut rings.memory;
-        let chunks = memory.chunks_within(pages);
-        let registered = &mut memory.chunks[chunks];
-        if memory.base != surface.base().as_ptr().addr() || !registered.contains(&true) {
+        let chunks = memory.chunks_at(pages);
+        if memory.id != id || chunks.is_empty() {
             return;
         }
-        registered.fill(false);
-        memory.version += 1;
+        if memory.chunks[chunks.clone()].contains(&true) {
+            memory.chunks[chunks].fill(false);
+            memory.version += 1;
+        } else if rings.unregistering == 0 {
+            return;
+        }
         rings.unregistering += 1;
         while rings.taken > 0 {
             rings = wait(&self.given_back, rings);
@@ -156,55 +220,82 @@ impl BatchRings {
         rings.unregistering -= 1;
         let Rings { idle, memory, .. } = &mut *rings;
         // A ring that does not forget the memory is closed, which forgets all.
-        idle.retain_mut(|ring| ring.follow(memory));
+        idle.retain_mut(|ring| ring.forget(memory).is_ok());
     }
 
     /// Makes the reads, waits until all have ended, and calls the owners' `done`s.
     pub(super) fn read(&self, mut reads: Vec<ReadRequest>) {
         let mut finished = Finished::new();
-        if let Some(mut ring) = self.take() {
-            let works = ring.read(&self.file, &mut reads, &mut finished);
-            self.give_back(ring, works);
+        let outcome = match self.take() {
+            Some(mut taken) => taken.read(&mut reads, &mut finished),
+            None => Ok(()),
+        };
+        if let Err(error) = outcome {
+            tracing::warn!(%error, "reading page by page: a batch was not read by io_uring");
         }
         call(finished);
         // What no ring has done.
         reads.into_iter().for_each(|read| read.run(&self.file));
     }
 
-    /// Takes a ring that knows the present memory.
-    fn take(&self) -> Option<BatchRing> {
+    /// Takes an idle ring, or the place of a new one.
+    fn take(&self) -> Option<TakenRing<'_>> {
         let mut rings = lock(&self.rings);
         if rings.unregistering > 0 {
             return None;
         }
-        let mut ring = match rings.idle.pop() {
-            Some(ring) => ring,
-            None if rings.no_more => return None,
-            None => match BatchRing::new(&self.file) {
-                Ok(ring) => ring,
-                Err(error) => {
-                    tracing::warn!(%error, "no more io_uring instances: reading page by page");
-                    rings.no_more = true;
-                    return None;
-                }
-            },
-        };
-        if !ring.follow(&rings.memory) {
-            return None;
+        let ring = rings.idle.pop();
+        if ring.is_none() {
+            if rings.pause > 0 {
+                rings.pause -= 1;
+                return None;
+            }
+            if rings.taken >= self.most {
+                return None;
+            }
         }
+        let is_behind =
+            ring.as_ref().is_none_or(|ring| ring.memory.version != rings.memory.version);
+        let memory = is_behind.then(|| rings.memory.clone());
         rings.taken += 1;
-        Some(ring)
+        Some(TakenRing { rings: self, ring, memory })
     }
+}
 
-    /// Takes a ring back, which is closed unless it works.
-    fn give_back(&self, ring: BatchRing, works: bool) {
-        let mut rings = lock(&self.rings);
+/// A ring that a thread has taken. Dropping this gives the ring back, if it works.
+struct TakenRing<'a> {
+    rings: &'a BatchRings,
+    /// None: it is not made yet, or does not work.
+    ring: Option<BatchRing>,
+    /// What the ring has to follow first.
+    memory: Option<Memory>,
+}
+
+impl TakenRing<'_> {
+    /// Makes reads, and waits for them. Those that remain in `reads` are not done, or not wholly.
+    fn read(&mut self, reads: &mut Vec<ReadRequest>, finished: &mut Finished) -> io::Result<()> {
+        let file = &self.rings.file;
+        let mut ring = self.ring.take().map_or_else(|| BatchRing::new(file), Ok)?;
+        if let Some(memory) = self.memory.take() {
+            ring.forget(&memory)?;
+            ring.learn(&memory);
+        }
+        ring.read(file, reads, finished)?;
+        self.ring = Some(ring);
+        Ok(())
+    }
+}
+
+impl Drop for TakenRing<'_> {
+    fn drop(&mut self) {
+        let mut rings = lock(&self.rings.rings);
         rings.taken -= 1;
-        if works && rings.idle.len() < SPARE_RINGS {
-            rings.idle.push(ring);
+        match self.ring.take() {
+            Some(ring) => rings.idle.push(ring),
+            None => rings.pause = PAUSE,
         }
         if rings.taken == 0 && rings.unregistering > 0 {
-            self.given_back.notify_all();
+            self.rings.given_back.notify_all();
         }
     }
 }
@@ -236,55 +327,45 @@ impl BatchRing {
         Ok(Self { ring, has_file, is_refused: false, has_table: false, memory })
     }
 
-    /// Registers and unregisters what has changed. False if the ring may know memory that it should
-    /// not.
-    fn follow(&mut self, all: &Memory) -> bool {
-        if self.memory.version == all.version {
-            return true;
-        }
-        if self.memory.base != all.base {
-            // It has forgotten the memory of the surface before.
-            if self.has_table && self.ring.submitter().unregister_buffers().is_err() {
-                return false;
+    /// Unregisters what is registered no more.
+    fn forget(&mut self, all: &Memory) -> io::Result<()> {
+        if self.memory.id != all.id {
+            if self.has_table {
+                self.ring.submitter().unregister_buffers()?;
             }
-            self.has_table = false;
-            self.memory =
-                Memory { base: all.base, chunks: vec![false; all.chunks.len()], version: 0 };
+            (self.has_table, self.is_refused) = (false, false);
+            self.memory = Memory { version: 0, ..all.clone() };
+            self.memory.chunks.fill(false);
         }
         for chunk in 0..all.chunks.len() {
-            match (self.memory.chunks[chunk], all.chunks[chunk]) {
-                (false, true) if !self.is_refused => self.learn(chunk),
-                (true, false) => {
-                    if let Err(error) = self.update(chunk, 0, 0) {
-                        tracing::warn!(%error, "an io_uring keeps memory: it is closed");
-                        return false;
-                    }
-                    self.memory.chunks[chunk] = false;
-                }
-                _ => {}
+            if self.memory.chunks[chunk] && !all.chunks[chunk] {
+                self.update(chunk, 0, 0)?;
+                self.memory.chunks[chunk] = false;
             }
         }
-        self.memory.version = all.version;
-        true
+        Ok(())
     }
 
-    /// Registers a chunk. If the kernel refuses (before Linux 5.19, or beyond the limit of locked
-    /// memory), the ring gives back what it has of that limit, and the kernel finds the pages for
-    /// each read.
-    fn learn(&mut self, chunk: usize) {
-        let registered = self
-            .make_table()
-            .and_then(|()| self.update(chunk, self.memory.base + chunk * CHUNK, CHUNK));
-        if let Err(error) = registered {
-            tracing::info!(%error, "the kernel registers no memory for reads, or not all");
-            self.is_refused = true;
-            self.memory.chunks.fill(false);
-            if self.has_table && self.ring.submitter().unregister_buffers().is_ok() {
-                self.has_table = false;
+    /// Registers what is new. The ring has forgotten what is registered no more.
+    ///
+    /// If the kernel refuses (before Linux 5.19, or beyond the limit of locked memory), the ring
+    /// gives back what it has of that limit, and the kernel finds the pages for each read.
+    fn learn(&mut self, all: &Memory) {
+        for chunk in 0..all.chunks.len() {
+            if self.is_refused || !all.chunks[chunk] || self.memory.chunks[chunk] {
+                continue;
             }
-        } else {
-            self.memory.chunks[chunk] = true;
+            let address = all.base + chunk * CHUNK;
+            let registered = self.make_table().and_then(|()| self.update(chunk, address, CHUNK));
+            self.memory.chunks[chunk] = registered.is_ok();
+            self.is_refused = registered.is_err();
         }
+        if self.is_refused {
+            self.memory.chunks.fill(false);
+            let is_gone = self.has_table && self.ring.submitter().unregister_buffers().is_ok();
+            self.has_table &= !is_gone;
+        }
+        self.memory.version = all.version;
     }
 
     fn make_table(&mut self) -> io::Result<()> {
@@ -304,13 +385,17 @@ impl BatchRing {
         unsafe { self.ring.submitter().register_buffers_update(chunk as u32, &[buffer], None) }
     }
 
-    /// Makes reads, and waits for them. Those that remain in `reads` are not done, or not wholly.
-    /// False if the ring does not work.
-    fn read(&mut self, file: &File, reads: &mut Vec<ReadRequest>, finished: &mut Finished) -> bool {
+    /// See [`TakenRing::read`]. After an error the ring is of no use any more.
+    fn read(
+        &mut self,
+        file: &File,
+        reads: &mut Vec<ReadRequest>,
+        finished: &mut Finished,
+    ) -> io::Result<()> {
         let mut left = Vec::new();
-        let mut works = true;
+        let mut outcome = Ok(());
         let limit = self.ring.params().sq_entries() as usize;
-        while works && !reads.is_empty() {
+        while outcome.is_ok() && !reads.is_empty() {
             let group = reads.split_off(reads.len().saturating_sub(limit));
             let mut group = Group {
                 reads: group.into_iter().map(Some).collect(),
@@ -318,10 +403,10 @@ impl BatchRing {
                 left: &mut left,
                 finished,
             };
-            works = group.run(self, file);
+            outcome = group.run(self, file);
         }
         reads.append(&mut left);
-        works
+        outcome
     }
 
     /// The operation that makes a read.
@@ -372,8 +457,8 @@ struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Makes all reads. False if the ring does not work.
-    fn run(&mut self, ring: &mut BatchRing, file: &File) -> bool {
+    /// Makes all reads.
+    fn run(&mut self, ring: &mut BatchRing, file: &File) -> io::Result<()> {
         for (index, read) in self.reads.iter_mut().enumerate() {
             let Some(read) = read else { continue };
             let operation = ring.operation(read, file).user_data(index as u64);
@@ -384,12 +469,12 @@ impl Group<'_> {
                 self.in_flight.0 += 1;
             }
         }
-        let works = self.wait(&mut ring.ring);
+        let outcome = self.wait(&mut ring.ring);
         self.left.extend(self.reads.drain(..).flatten());
-        works
+        outcome
     }
 
-    fn wait(&mut self, ring: &mut IoUring) -> bool {
+    fn wait(&mut self, ring: &mut IoUring) -> io::Result<()> {
         let mut failures = 0;
         while self.in_flight.0 > 0 {
             match ring.submit_and_wait(self.in_flight.0) {
@@ -401,14 +486,13 @@ impl Group<'_> {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "io_uring stopped working: reading page by page");
                     self.drain(ring);
-                    return false;
+                    return Err(error);
                 }
             }
             self.reap(ring);
         }
-        true
+        Ok(())
     }
 
     /// Handles the completions that are there. A read that has failed, or of which a part is
@@ -443,7 +527,7 @@ impl Group<'_> {
 #[allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 mod tests {
     use std::os::unix::fs::FileExt;
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     use vellum_vm::{Advice, Entry};
 
@@ -453,7 +537,7 @@ mod tests {
     const PAGES: u64 = 2000;
 
     /// A file each of whose pages has its number in each word, with rings.
-    fn rings() -> Option<BatchRings> {
+    fn rings() -> Option<Arc<BatchRings>> {
         let file = tempfile::tempfile().unwrap();
         for page in 0..PAGES {
             let bytes: Vec<u8> = page.to_le_bytes().repeat(PAGE_SIZE / 8);
@@ -461,7 +545,7 @@ mod tests {
         }
         let rings = BatchRings::new(Arc::new(file));
         match BatchRing::new(&rings.file) {
-            Ok(_) => Some(rings),
+            Ok(_) => Some(Arc::new(rings)),
             Err(error) => {
                 println!("skipped: {error}");
                 None
@@ -469,9 +553,9 @@ mod tests {
         }
     }
 
-    /// Memory of two chunks and a rest.
-    fn surface() -> Surface {
-        let surface = Surface::reserve(2 * HUGE_PAGES + 100, BackendChoice::Auto).unwrap();
+    /// Memory of some chunks and a rest.
+    fn surface(chunks: u64) -> Surface {
+        let surface = Surface::reserve(chunks * HUGE_PAGES + 100, BackendChoice::Auto).unwrap();
         surface.claimed_by_owner();
         surface
     }
@@ -525,11 +609,12 @@ mod tests {
 
     #[test]
     fn reads_go_to_registered_memory_and_to_any_other() {
-        let (Some(rings), surface) = (rings(), surface()) else { return };
+        let (Some(rings), surface) = (rings(), surface(2)) else { return };
+        let memory = RegisteredMemory::new(&rings, &surface);
         for round in 0..4 {
             match round {
-                1 => rings.register(&surface, PageRange::new(1, 2 * HUGE_PAGES - 1)),
-                2 => rings.register(&surface, chunk(0)),
+                1 => memory.add(PageRange::new(1, 2 * HUGE_PAGES - 1)),
+                2 => memory.add(chunk(0)),
                 _ => {}
             }
             // All over the surface, 150 at once; 7 has no factor in common with its length.
@@ -562,8 +647,9 @@ mod tests {
 
     #[test]
     fn each_read_beyond_the_end_fails_alone() {
-        let (Some(rings), surface) = (rings(), surface()) else { return };
-        rings.register(&surface, chunk(0));
+        let (Some(rings), surface) = (rings(), surface(2)) else { return };
+        let memory = RegisteredMemory::new(&rings, &surface);
+        memory.add(chunk(0));
         let pages = [1, 2, 3, PAGES - 1, PAGES, PAGES + 7, 9];
         let reads = pages.map(|page| (PageRange::new(page, 1), page % 97));
         assert_eq!(read(&rings, &surface, &reads), 2);
@@ -575,27 +661,72 @@ mod tests {
     /// The kernel reads into the pages that it has pinned, not to what is mapped now.
     #[test]
     fn memory_may_go_once_it_is_unregistered() {
-        let (Some(rings), surface) = (rings(), surface()) else { return };
+        let (Some(rings), surface) = (rings(), surface(2)) else { return };
+        let memory = RegisteredMemory::new(&rings, &surface);
         surface.advise(chunk(0), Advice::HugePage).unwrap();
-        rings.register(&surface, PageRange::new(0, 2 * HUGE_PAGES));
+        memory.add(PageRange::new(0, 2 * HUGE_PAGES));
         let reads: Vec<_> = (0..60).map(|at| (PageRange::new(3 * at, 1), at * 9)).collect();
         assert_eq!(read(&rings, &surface, &reads), 0);
         let known = known_chunks(&rings);
-        rings.unregister(&surface, chunk(0));
+        memory.remove(chunk(0));
         assert_eq!(known_chunks(&rings), known.saturating_sub(1));
         release(&surface, chunk(0));
         assert_eq!(number_at(&surface, 9), 0, "released");
         assert_eq!(read(&rings, &surface, &reads), 0);
         reads.iter().for_each(|(page, at)| assert_eq!(number_at(&surface, *at), page.start));
-        // Another surface has its turn when nothing of this one is registered.
-        rings.unregister(&surface, PageRange::new(0, surface.pages()));
-        drop(surface);
-        let other = self::surface();
-        rings.register(&other, chunk(1));
-        let reads: Vec<_> = reads.into_iter().map(|(page, at)| (page, at + HUGE_PAGES)).collect();
-        assert_eq!(read(&rings, &other, &reads), 0);
-        reads.iter().for_each(|(page, at)| assert_eq!(number_at(&other, *at), page.start));
-        assert_eq!(known_chunks(&rings), known.min(1));
+    }
+
+    /// A later surface may have the address of an earlier one, and another length.
+    #[test]
+    fn each_registration_is_for_its_own_memory() {
+        let (Some(rings), surface) = (rings(), surface(4)) else { return };
+        for chunks in [1, 1, 4, 2, 3, 3] {
+            let pages = chunks * HUGE_PAGES;
+            let new = || {
+                let mut memory = RegisteredMemory::new(&rings, &surface);
+                memory.pages = pages;
+                memory
+            };
+            let (memory, other) = (new(), new());
+            memory.add(PageRange::new(0, pages));
+            other.add(PageRange::new(0, pages));
+            let reads: Vec<_> =
+                (0..60).map(|at| (PageRange::new(3 * at + chunks, 1), at * 31)).collect();
+            assert_eq!(read(&rings, &surface, &reads), 0);
+            reads.iter().for_each(|(page, at)| assert_eq!(number_at(&surface, *at), page.start));
+            drop(other);
+            let is_refused = lock(&rings.rings).idle[0].is_refused;
+            assert_eq!(known_chunks(&rings), if is_refused { 0 } else { chunks as usize });
+            drop(memory);
+            assert_eq!(known_chunks(&rings), 0);
+            release(&surface, PageRange::new(0, pages));
+        }
+    }
+
+    /// As many threads as wish read at a time, by a few rings.
+    #[test]
+    fn there_are_no_more_rings_than_are_allowed() {
+        let Some(rings) = rings() else { return };
+        let threads = rings.most as u64 + 8;
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                let rings = &rings;
+                scope.spawn(move || {
+                    let surface = surface(0);
+                    for round in 0..50 {
+                        let reads: Vec<_> = (0..40)
+                            .map(|at| (PageRange::new(at * 3 + thread + round, 1), at))
+                            .collect();
+                        assert_eq!(read(rings, &surface, &reads), 0);
+                        reads.iter().for_each(|(page, at)| {
+                            assert_eq!(number_at(&surface, *at), page.start);
+                        });
+                    }
+                });
+            }
+        });
+        let idle = lock(&rings.rings).idle.len();
+        assert!((1..=rings.most).contains(&idle), "{idle}");
     }
 
     /// Ends the other threads, also when an assertion fails.
@@ -611,7 +742,8 @@ mod tests {
     /// second one, whose memory it releases.
     #[test]
     fn memory_comes_and_goes_while_threads_read() {
-        let (Some(rings), surface) = (rings(), surface()) else { return };
+        let (Some(rings), surface) = (rings(), surface(2)) else { return };
+        let memory = RegisteredMemory::new(&rings, &surface);
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let _ending = Ending(&ended);
@@ -633,7 +765,7 @@ mod tests {
                 });
             }
             for round in 0..1000 {
-                rings.register(&surface, PageRange::new(0, 2 * HUGE_PAGES));
+                memory.add(PageRange::new(0, 2 * HUGE_PAGES));
                 let reads: Vec<_> = (0..20)
                     .map(|at| (PageRange::new(at * 7 + round, 1), HUGE_PAGES + at))
                     .collect();
@@ -641,8 +773,8 @@ mod tests {
                 reads
                     .iter()
                     .for_each(|(page, at)| assert_eq!(number_at(&surface, *at), page.start));
-                rings.unregister(&surface, chunk(round % 2));
-                rings.unregister(&surface, chunk(1));
+                memory.remove(chunk(round % 2));
+                memory.remove(chunk(1));
                 release(&surface, chunk(1));
             }
         });

@@ -91,8 +91,7 @@ impl Pool {
         };
         let use_slots = use_slots.filter(|_| surface.backend() != BackendKind::Exmap);
         let huge = options.huge_pages == HugePages::Auto && frames >= HugeChunks::MIN_FRAMES;
-        let new_slots =
-            |when| Slots::new(options.slot_frames, frames, when, huge, Arc::downgrade(&device));
+        let new_slots = |when| Slots::new(options.slot_frames, frames, when, huge, &*device);
         let slots = match use_slots.map(new_slots).transpose() {
             Err(error) if use_slots == Some(UseSlots::WhenOutgrown) => {
                 tracing::warn!("the pool finds pages by the MMU alone: {error}");

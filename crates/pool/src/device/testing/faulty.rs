@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use vellum_vm::{BackendChoice, PAGE_SIZE, PageRange, Surface};
 
 use super::super::workers::{Job, Workers, lock, run_foreign, wait};
-use super::super::{Device, DeviceInfo, ReadDone, ReadRange, Write};
+use super::super::{Device, DeviceInfo, ReadDone, ReadRange, RegisteredMemory, Write};
 use super::fault_plan::{Fault, FaultPlan, Operation};
 
 /// Threads that finish delayed reads.
@@ -293,12 +293,8 @@ impl<D: Device> Device for FaultyDevice<D> {
         self.shared.inner.start_reads(surface, reads.collect());
     }
 
-    fn register_memory(&self, surface: &Surface, pages: PageRange) {
-        self.inner().register_memory(surface, pages);
-    }
-
-    fn unregister_memory(&self, surface: &Surface, pages: PageRange) {
-        self.inner().unregister_memory(surface, pages);
+    fn registered_memory(&self, surface: &Surface) -> RegisteredMemory {
+        self.inner().registered_memory(surface)
     }
 
     fn write(&self, batch: &mut [Write<'_>]) {

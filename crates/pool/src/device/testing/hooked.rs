@@ -5,10 +5,10 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use vellum_vm::{PageRange, Surface};
+use vellum_vm::Surface;
 
 use super::super::workers::lock;
-use super::super::{Device, DeviceInfo, ReadDone, ReadRange, Write};
+use super::super::{Device, DeviceInfo, ReadDone, ReadRange, RegisteredMemory, Write};
 
 /// The operation for which a [`HookedDevice`] calls its hook. The hook runs before the operation,
 /// unless the operation's name says otherwise.
@@ -88,12 +88,8 @@ impl<D: Device> Device for HookedDevice<D> {
         self.inner.start_reads(surface, reads);
     }
 
-    fn register_memory(&self, surface: &Surface, pages: PageRange) {
-        self.inner.register_memory(surface, pages);
-    }
-
-    fn unregister_memory(&self, surface: &Surface, pages: PageRange) {
-        self.inner.unregister_memory(surface, pages);
+    fn registered_memory(&self, surface: &Surface) -> RegisteredMemory {
+        self.inner.registered_memory(surface)
     }
 
     fn write(&self, batch: &mut [Write<'_>]) {
