@@ -136,8 +136,8 @@ impl RegisteredMemory {
         }
     }
 
-    /// Registers the chunks of 2 MiB that lie wholly within these pages of the surface. A hint: only
-    /// one surface at a time has registered memory.
+    /// Registers the chunks of 2 MiB that lie wholly within these pages of the surface. A hint:
+    /// only one surface at a time has registered memory.
     pub fn add(&self, pages: PageRange) {
         let Some(rings) = self.rings.upgrade() else { return };
         let mut rings = lock(&rings.rings);
@@ -154,8 +154,8 @@ impl RegisteredMemory {
         }
     }
 
-    /// Unregisters all chunks of which a part lies within these pages. When this returns, the memory
-    /// may go. It waits for reads into registered memory that are under way, but for no
+    /// Unregisters all chunks of which a part lies within these pages. When this returns, the
+    /// memory may go. It waits for reads into registered memory that are under way, but for no
     /// [`ReadDone`](super::ReadDone).
     pub fn remove(&self, pages: PageRange) {
         if let Some(rings) = self.rings.upgrade() {
