@@ -26,6 +26,9 @@
 //! get new memory when they are needed again. A huge page is split before one of its slots loses
 //! its memory, and stays split. So pages take the slots of split chunks last, and the surface takes
 //! memory from these first.
+//!
+//! A huge page is registered with the device until it is split: reads into it cost less
+//! (`device/uring_batch.rs`).
 
 #![allow(unsafe_code)]
 

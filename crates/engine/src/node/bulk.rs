@@ -70,8 +70,8 @@ struct Level {
 pub struct BulkBuilder<S> {
     sink: S,
     image: Vec<u8>,
-    /// The most bytes of a leaf and of an inner node.
-    leaf_target: usize,
+    /// The most bytes of an inner node that is not the last of its level. Leaves have no limit but
+    /// their page.
     inner_target: usize,
     levels: Vec<Level>,
     entries: u64,
@@ -84,15 +84,13 @@ struct NodeEnd {
 }
 
 impl<S: PageSink> BulkBuilder<S> {
-    /// A builder that fills leaves and inner nodes of `page_len` bytes to so many percent (50 to
-    /// 100).
-    pub fn new(sink: S, page_len: usize, leaf_fill: u8, inner_fill: u8) -> BulkBuilder<S> {
-        let target = |fill: u8| capacity(page_len) * usize::from(fill.clamp(50, 100)) / 100;
+    /// A builder that fills leaves of `page_len` bytes wholly, and inner nodes to `inner_fill`
+    /// percent (50 to 100).
+    pub fn new(sink: S, page_len: usize, inner_fill: u8) -> BulkBuilder<S> {
         BulkBuilder {
             sink,
             image: vec![0; page_len],
-            leaf_target: target(leaf_fill),
-            inner_target: target(inner_fill),
+            inner_target: capacity(page_len) * usize::from(inner_fill.clamp(50, 100)) / 100,
             levels: vec![Level::default()],
             entries: 0,
         }
@@ -158,7 +156,7 @@ impl<S: PageSink> BulkBuilder<S> {
     }
 
     fn target(&self, level: usize) -> usize {
-        if level == 0 { self.leaf_target } else { self.inner_target }
+        if level == 0 { capacity(self.image.len()) } else { self.inner_target }
     }
 
     fn slot(level: usize) -> usize {
@@ -311,7 +309,7 @@ mod tests {
     }
 
     fn load(entries: &[(Vec<u8>, Vec<u8>)], fill: u8) -> (Vec<u8>, Pages) {
-        let mut builder = BulkBuilder::new(Pages::default(), 4096, fill, 150 - fill);
+        let mut builder = BulkBuilder::new(Pages::default(), 4096, fill);
         for (key, value) in entries {
             builder.push(key, Payload::Inline(value)).unwrap();
         }
@@ -367,9 +365,8 @@ mod tests {
     /// Inner nodes have room for later separators, but not at the price of a level.
     #[test]
     fn a_level_that_fits_into_one_node_has_one() {
-        let builder = |fill| BulkBuilder::new(Pages::default(), 4096, 100, fill);
         let height = |fill, entries: u32| {
-            let mut builder = builder(fill);
+            let mut builder = BulkBuilder::new(Pages::default(), 4096, fill);
             for number in 0..entries {
                 builder.push(&number.to_be_bytes(), Payload::Inline(&[7; 1000])).unwrap();
             }

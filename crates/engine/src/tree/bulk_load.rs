@@ -15,12 +15,9 @@ use crate::page::runs::PageRuns;
 use crate::page::{LEVEL, PAGE_HEADER, PageKind};
 use crate::store::pages::{Change, RANGES_MAX, record_ranges};
 
-/// How full the loader makes leaves, in percent. A few percent of room would hold one entry or
-/// none: they would make the file longer, and save few splits.
-const LEAF_FILL: u8 = 100;
-
 /// How full the loader makes inner nodes, in percent. They are few, and have room for the
-/// separators of leaves that are split later.
+/// separators of leaves that are split later. It fills leaves wholly: a few percent of room would
+/// hold one entry or none, make the file longer, and save few splits.
 const INNER_FILL: u8 = 90;
 
 /// The most merges to try on a tree that has no entries but several pages. Each merge removes a
@@ -95,8 +92,7 @@ impl<'a> BulkLoader<'a> {
         access.check_dropped()?;
         access.collapse(&change)?;
         drop(change);
-        let (new, page_len) = (NewPages::new(access), access.page(0).bytes());
-        let builder = BulkBuilder::new(new, page_len, LEAF_FILL, INNER_FILL);
+        let builder = BulkBuilder::new(NewPages::new(access), access.page(0).bytes(), INNER_FILL);
         Ok(BulkLoader { access, builder, values: Vec::new(), failed: false })
     }
 

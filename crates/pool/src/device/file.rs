@@ -210,15 +210,15 @@ impl FileDevice {
 }
 
 /// The engine, and the rings if it is io_uring.
-type Engine = (Box<dyn IoEngine>, Option<Arc<BatchRings>>);
+type EngineAndRings = (Box<dyn IoEngine>, Option<Arc<BatchRings>>);
 
 /// Starts the chosen engine.
-fn start_engine(file: &Arc<File>, choice: IoEngineChoice) -> Result<Engine, DeviceError> {
-    let uring = || -> io::Result<Engine> {
+fn start_engine(file: &Arc<File>, choice: IoEngineChoice) -> Result<EngineAndRings, DeviceError> {
+    let uring = || -> io::Result<EngineAndRings> {
         let engine = Box::new(UringEngine::new(Arc::clone(file))?);
         Ok((engine, Some(Arc::new(BatchRings::new(Arc::clone(file))))))
     };
-    let threads = || -> Result<Engine, DeviceError> {
+    let threads = || -> Result<EngineAndRings, DeviceError> {
         match ThreadEngine::new(Arc::clone(file)) {
             Ok(engine) => Ok((Box::new(engine), None)),
             Err(source) => Err(DeviceError::Engine { engine: "threads", source }),

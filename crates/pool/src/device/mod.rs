@@ -96,8 +96,8 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
     /// making a thread sleep: the calling thread does such reads itself, which is cheapest.
     fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>);
 
-    /// What the device knows of a surface's memory: reads into what is registered cost less. By
-    /// default a device makes no difference.
+    /// A handle by which the owner of a surface registers its memory with the device, so that reads
+    /// into it cost less. By default the handle does nothing.
     fn registered_memory(&self, surface: &Surface) -> RegisteredMemory {
         let _ = surface;
         RegisteredMemory::none()

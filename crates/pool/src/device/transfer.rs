@@ -10,7 +10,9 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
+use io_uring::IoUring;
 use rustix::io::Errno;
 use vellum_vm::PAGE_SIZE;
 
@@ -33,7 +35,7 @@ const LARGEST_STEP: usize = 1 << 30;
 const PATIENCE: u32 = 1000;
 
 /// How often to retry a submission, a millisecond apart, when the kernel is short of memory.
-pub(super) const SUBMIT_PATIENCE: u32 = 1000;
+const SUBMIT_PATIENCE: u32 = 1000;
 
 /// How often an answer may bring nothing new before that is an error.
 const FRUITLESS: u32 = 3;
@@ -45,9 +47,28 @@ pub(super) enum Direction {
 }
 
 /// Whether a later retry of a submission can succeed after this error.
-pub(super) fn passes(error: &io::Error) -> bool {
+fn passes(error: &io::Error) -> bool {
     let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY, libc::ENOMEM];
     error.raw_os_error().is_some_and(|number| passing.contains(&number))
+}
+
+/// Submits what is queued, and waits for `wanted` completions. After a failure that passes, this
+/// returns early, with fewer completions; `failures` counts those in a row.
+///
+/// # Errors
+/// If the ring does not work. It may hold operations that the kernel has not taken.
+pub(super) fn submit_and_wait(ring: &IoUring, wanted: usize, failures: &mut u32) -> io::Result<()> {
+    match ring.submit_and_wait(wanted) {
+        Ok(_) => *failures = 0,
+        Err(error) if passes(&error) && *failures < SUBMIT_PATIENCE => {
+            if error.raw_os_error() != Some(libc::EINTR) {
+                *failures += 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }
 
 /// The next step after the kernel's answer.

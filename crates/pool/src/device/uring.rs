@@ -16,8 +16,8 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::Write;
 use super::transfer::{
-    Direction, IoEngine, ReadRequest, SUBMIT_PATIENCE, Step, Transfer, file_offset, passes,
-    vectors, write_blocking, write_runs,
+    Direction, IoEngine, ReadRequest, Step, Transfer, file_offset, submit_and_wait, vectors,
+    write_blocking, write_runs,
 };
 use super::uring_reads::ReadRing;
 use super::workers::lock;
@@ -146,7 +146,7 @@ fn number_of_this_thread() -> usize {
 }
 
 /// A new ring. The kernel may make it smaller than asked.
-fn new_ring(entries: u32) -> io::Result<IoUring> {
+pub(super) fn new_ring(entries: u32) -> io::Result<IoUring> {
     IoUring::builder().setup_clamp().build(entries)
 }
 
@@ -249,19 +249,10 @@ impl<'a, 'b> Batch<'a, 'b> {
                 return true;
             }
             let wanted = if self.waiting.is_empty() { self.in_flight.0 } else { 1 };
-            match ring.submit_and_wait(wanted) {
-                Ok(_) => failures = 0,
-                Err(error) if passes(&error) && failures < SUBMIT_PATIENCE => {
-                    if error.raw_os_error() != Some(libc::EINTR) {
-                        failures += 1;
-                        std::thread::sleep(Duration::from_millis(1));
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "io_uring stopped working: going on without");
-                    self.drain(ring);
-                    return false;
-                }
+            if let Err(error) = submit_and_wait(ring, wanted, &mut failures) {
+                tracing::warn!(%error, "io_uring stopped working: going on without");
+                self.drain(ring);
+                return false;
             }
             self.reap(ring);
         }

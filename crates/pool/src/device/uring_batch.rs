@@ -30,8 +30,8 @@ use io_uring::squeue::{self, Flags};
 use io_uring::{IoUring, opcode, types};
 use vellum_vm::{BackendChoice, HUGE_PAGES, PAGE_SIZE, PageRange, Surface};
 
-use super::transfer::{Finished, ReadRequest, SUBMIT_PATIENCE, Step, call, passes};
-use super::uring::InFlight;
+use super::transfer::{Finished, ReadRequest, Step, call, submit_and_wait};
+use super::uring::{InFlight, new_ring};
 use super::workers::{lock, wait};
 
 /// Reads that one ring keeps in flight; longer batches go through it in turns.
@@ -90,7 +90,7 @@ struct Rings {
     taken: usize,
     /// How many threads unregister memory. No ring is taken meanwhile.
     unregistering: usize,
-    /// How many batches are read without a new ring.
+    /// How many more batches are read without a new ring.
     pause: u32,
     memory: Memory,
 }
@@ -108,8 +108,8 @@ struct Memory {
     version: u64,
 }
 
-/// Memory of a surface that a device may tell the kernel ahead, so that reads into it cost less.
-/// None is registered at first; dropping this unregisters all.
+/// The memory of a surface that its owner has registered with a device, so that reads into it cost
+/// less. None is registered at first. Dropping this unregisters all.
 ///
 /// The owner keeps the pages of registered memory: it neither unmaps, releases nor moves them.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ pub struct RegisteredMemory {
 }
 
 impl RegisteredMemory {
-    /// For a device that tells the kernel nothing.
+    /// For a device that registers nothing.
     pub fn none() -> RegisteredMemory {
         RegisteredMemory { rings: Weak::new(), id: 0, base: 0, pages: 0 }
     }
@@ -321,7 +321,7 @@ impl std::fmt::Debug for BatchRing {
 
 impl BatchRing {
     fn new(file: &File) -> io::Result<Self> {
-        let ring = IoUring::builder().setup_clamp().build(ENTRIES)?;
+        let ring = new_ring(ENTRIES)?;
         let has_file = ring.submitter().register_files(&[file.as_raw_fd()]).is_ok();
         let memory = Memory::default();
         Ok(Self { ring, has_file, is_refused: false, has_table: false, memory })
@@ -477,18 +477,9 @@ impl Group<'_> {
     fn wait(&mut self, ring: &mut IoUring) -> io::Result<()> {
         let mut failures = 0;
         while self.in_flight.0 > 0 {
-            match ring.submit_and_wait(self.in_flight.0) {
-                Ok(_) => failures = 0,
-                Err(error) if passes(&error) && failures < SUBMIT_PATIENCE => {
-                    if error.raw_os_error() != Some(libc::EINTR) {
-                        failures += 1;
-                        std::thread::sleep(Duration::from_millis(1));
-                    }
-                }
-                Err(error) => {
-                    self.drain(ring);
-                    return Err(error);
-                }
+            if let Err(error) = submit_and_wait(ring, self.in_flight.0, &mut failures) {
+                self.drain(ring);
+                return Err(error);
             }
             self.reap(ring);
         }

@@ -24,7 +24,7 @@ use std::time::Duration;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::transfer::{Finished, ReadRequest, SUBMIT_PATIENCE, Step, call, passes};
+use super::transfer::{Finished, ReadRequest, Step, call, submit_and_wait};
 use super::workers::{join, lock};
 
 /// The most operations that the kernel works on. The completion queue is twice as long.
@@ -165,15 +165,8 @@ impl Reactor {
         let mut failures = 0;
         loop {
             let Some(wanted) = self.fill() else { return };
-            match self.ring.submit_and_wait(wanted) {
-                Ok(_) => failures = 0,
-                Err(error) if passes(&error) && failures < SUBMIT_PATIENCE => {
-                    if error.raw_os_error() != Some(libc::EINTR) {
-                        failures += 1;
-                        thread::sleep(Duration::from_millis(1));
-                    }
-                }
-                Err(error) => return self.end_broken(&error),
+            if let Err(error) = submit_and_wait(&self.ring, wanted, &mut failures) {
+                return self.end_broken(&error);
             }
             let left = self.ring.submission().len();
             self.unsubmitted.drain(..self.unsubmitted.len().saturating_sub(left));
