@@ -40,13 +40,14 @@ fn log_of(records: u8, kept: u64) -> TempDir {
     folder
 }
 
+/// The files of the log. The one that was being made ahead when the log was closed is none yet.
 fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let files = fs::read_dir(folder).unwrap().map(|file| {
         let path = file.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
         (name, fs::read(path).unwrap())
     });
-    files.collect()
+    files.filter(|(name, _)| !name.ends_with(".tmp")).collect()
 }
 
 /// The number of the segment that a file says to be, and the oldest one when it was made.
