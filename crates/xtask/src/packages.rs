@@ -1,5 +1,6 @@
 //! Programs and Debian packages of the machine.
 
+use std::fs::File;
 use std::process::{Command, Stdio};
 
 use crate::workspace::Outcome;
@@ -28,8 +29,11 @@ pub fn major_and_minor(version: &str) -> Option<(u32, u32)> {
 /// # Errors
 /// Its output, if it fails.
 pub fn apt_get(arguments: &[&str]) -> Outcome {
+    let _alone = installer();
     let output = Command::new("apt-get")
         .arg("-q")
+        // Another program may be installing something.
+        .args(["-o", "DPkg::Lock::Timeout=600"])
         .args(arguments)
         .env("DEBIAN_FRONTEND", "noninteractive")
         .stdin(Stdio::null())
@@ -40,6 +44,13 @@ pub fn apt_get(arguments: &[&str]) -> Outcome {
     }
     let reason = String::from_utf8_lossy(&output.stderr).into_owned();
     Err(format!("apt-get {} failed:\n{reason}", arguments.join(" ")))
+}
+
+/// Waits until no other step installs something: steps may run at the same time, and apt-get does
+/// not wait for all of its own locks. Without a place for the lock the step goes on.
+fn installer() -> Option<File> {
+    let lock = File::create(std::env::temp_dir().join("vellum-apt.lock")).ok()?;
+    lock.lock().ok().map(|()| lock)
 }
 
 /// Runs a command for its exit status alone.
