@@ -15,6 +15,7 @@
 #include "core/pt_secondary.h"
 #include "core/pt_tree.h"
 #include "core/pt_userfault.h"
+#include "dax/dax.h"
 #include "exmap/exmap.h"
 #include "morsel/morsel.h"
 
@@ -48,11 +49,16 @@ static int __init vellum_init(void)
 	error = morsel_init(vellum_debugfs);
 	if (error)
 		goto no_morsels;
+	error = dax_init(vellum_debugfs);
+	if (error)
+		goto no_tables;
 	error = exmap_init(vellum_debugfs);
 	if (error)
 		goto no_exmaps;
 	return 0;
 no_exmaps:
+	dax_exit();
+no_tables:
 	morsel_exit();
 no_morsels:
 	debugfs_remove_recursive(vellum_debugfs);
@@ -66,6 +72,7 @@ static void __exit vellum_exit(void)
 {
 	debugfs_remove_recursive(vellum_debugfs);
 	exmap_exit();
+	dax_exit();
 	morsel_exit();
 	pt_tree_end();
 	pt_userfault_exit();

@@ -314,6 +314,13 @@ static inline ssize_t vellum_iocb_write(struct file *file, struct kiocb *kiocb,
 #endif
 }
 
+/* A member of struct file_operations: mappings of the file may have MAP_SYNC. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0)
+#define VELLUM_MAY_MAP_SYNC	.fop_flags = FOP_MMAP_SYNC
+#else
+#define VELLUM_MAY_MAP_SYNC	.mmap_supported_flags = MAP_SYNC
+#endif
+
 /* The mapping of owners through which a file system is seen. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
 #define vellum_idmap	mnt_idmap

@@ -36,7 +36,7 @@ static void pt_mount_fill_tail(struct pt_mount *mount)
 
 	/* The core changes entries of the process' own table under this lock. */
 	spin_lock(lock);
-	for (i = 0; i < mount->tree->pages - mount->tail; i++)
+	for (i = 0; i < mount->pages - mount->tail; i++)
 		WRITE_ONCE(mount->tail_mirror[i], READ_ONCE(mount->tail_leaves[i]));
 	spin_unlock(lock);
 }
@@ -59,8 +59,10 @@ void __pt_mount_mirror(struct pt_mount *mount, u64 page)
 /* The slot's entry for a piece while the mount is attached. */
 static pteval_t pt_mount_slot_entry(const struct pt_mount *mount, const struct pt_piece *piece)
 {
-	if (mount->reads)
+	if (mount->reads && mount->reader)
 		return pt_table_entry(mount->reader->root);
+	if (mount->reads)
+		return pt_table_entry(piece->table) & ~_PAGE_RW;
 	return piece->entry ? READ_ONCE(*piece->entry) : pt_table_entry(piece->table);
 }
 
@@ -129,7 +131,7 @@ static void pt_mount_empty_tail(struct pt_mount *mount)
 		return;
 	lock = pt_table_lock(mount->tail_mirror);
 	spin_lock(lock);
-	for (i = 0; i < mount->tree->pages - mount->tail; i++)
+	for (i = 0; i < mount->pages - mount->tail; i++)
 		pt_mount_set_bits(mount->tail_leaves + i,
 				  xchg(mount->tail_mirror + i, 0) & PT_MOUNT_NOTED);
 	spin_unlock(lock);
@@ -166,6 +168,18 @@ void pt_mount_detach(struct pt_mount *mount)
 	spin_lock(&mount->lock);
 	pt_mount_detach_locked(mount);
 	spin_unlock(&mount->lock);
+}
+
+bool pt_mount_bar(struct pt_mount *mount)
+{
+	bool was_barred;
+
+	spin_lock(&mount->lock);
+	was_barred = mount->barred;
+	mount->barred = true;
+	pt_mount_detach_locked(mount);
+	spin_unlock(&mount->lock);
+	return was_barred;
 }
 
 static void pt_area_widen(struct pt_area *area, unsigned long start, unsigned long end)
@@ -305,7 +319,7 @@ static int pt_mount_attach(struct pt_mount *mount, const struct vm_area_struct *
 	} while (true);
 	if (mount->dead)
 		error = -ESRCH;
-	else if (!mount->attached)
+	else if (!mount->attached && !mount->barred)
 		pt_mount_put_in(mount, !(vma->vm_flags & VM_WRITE), mirror);
 	spin_unlock(&mount->lock);
 	return error;
@@ -412,13 +426,7 @@ static int pt_mount_fill_slots(const struct pt_mount *mount, struct mm_struct *m
 	return 0;
 }
 
-/*
- * Mounts the tree over the whole VMA, in ->mmap. The VMA is as long as the tree.
- *
- * Errors: EBUSY the tree is mounted, or something is in the way; EINVAL the address is not aligned,
- * or the length is wrong; EOPNOTSUPP userfaultfd cannot be kept away; ENOMEM.
- */
-int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
+int pt_mount_create_detached(struct pt_mount *mount, struct vm_area_struct *vma)
 {
 	unsigned long len = vma->vm_end - vma->vm_start;
 	/* A surface of several tables of level 3 may begin within one of them. */
@@ -429,12 +437,14 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 		return -EBUSY;
 	if (!pt_userfault_is_refused(vma->vm_mm))
 		return -EOPNOTSUPP;
-	if (len >> PAGE_SHIFT != mount->tree->pages || !IS_ALIGNED(vma->vm_start, needed))
+	if (len >> PAGE_SHIFT > mount->tree->pages || !IS_ALIGNED(vma->vm_start, needed))
 		return -EINVAL;
 	mount->mapping = vma->vm_file->f_mapping;
 	mount->start = vma->vm_start;
 	mount->end = vma->vm_end;
+	mount->pages = len >> PAGE_SHIFT;
 	mount->tail_leaves = NULL;
+	mount->barred = false;
 	mount->dead = false;
 	mount->stale = false;
 	mount->failed = false;
@@ -454,16 +464,35 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 	spin_lock(&mount->lock);
 	mount->mm = vma->vm_mm;
 	spin_unlock(&mount->lock);
-	/* A mapping that no access is allowed to is attached when its rights change. */
-	error = vma_is_accessible(vma) ? pt_mount_attach(mount, vma) : 0;
-	if (error) {
-		mmu_interval_notifier_remove(&mount->notifier);
-		goto failed;
-	}
 	vma->vm_private_data = mount;
 	return 0;
 failed:
 	pt_mount_forget(mount);
+	return error;
+}
+
+/*
+ * Mounts the tree over the whole VMA, in ->mmap. The VMA is as long as the tree.
+ *
+ * Errors: EBUSY the tree is mounted, or something is in the way; EINVAL the address is not aligned,
+ * or the length is wrong; EOPNOTSUPP userfaultfd cannot be kept away; ENOMEM.
+ */
+int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
+{
+	int error;
+
+	if (vma_pages(vma) != mount->tree->pages)
+		return -EINVAL;
+	error = pt_mount_create_detached(mount, vma);
+	/* A mapping that no access is allowed to is attached when its rights change. */
+	if (error || !vma_is_accessible(vma))
+		return error;
+	error = pt_mount_attach(mount, vma);
+	if (error) {
+		vma->vm_private_data = NULL;
+		mmu_interval_notifier_remove(&mount->notifier);
+		pt_mount_forget(mount);
+	}
 	return error;
 }
 

@@ -19,6 +19,10 @@
  *	notifier, fork, ...  (own hooks)         detached
  *	fault                pt_mount_refault    attached
  *	munmap, exit         (own hooks)         gone
+ *
+ * A mount may also be barred: it stays detached until it is unbarred, and its owner shows pages by
+ * entries in the process' own tables. An attached mount hides what is left of them. They are there
+ * again, where the core finds them, when it is detached.
  */
 #ifndef VELLUM_PT_MOUNT_H
 #define VELLUM_PT_MOUNT_H
@@ -43,8 +47,9 @@ struct pt_piece {
 struct pt_mount {
 	struct pt_tree		*tree;
 	/*
-	 * The same pages with read-only leaves, for mappings that may not write. Such a mapping
-	 * needs it.
+	 * The same pages with read-only leaves, for mappings that may not write. Without it the
+	 * entries of such a mapping lack the right to write. Then nothing may pin pages by their
+	 * leaves, and no piece is of level 1: the core clears such an entry of level 2.
 	 */
 	struct pt_tree		*reader;
 	struct rb_node		node;	/* in pt_mounts, if other processes may mount the tree */
@@ -56,6 +61,7 @@ struct pt_mount {
 	struct mm_struct	*mm;
 	struct address_space	*mapping;	/* of the file that mounts the tree */
 	unsigned long		start, end;
+	u64			pages;		/* that the mapping covers, from the first one */
 	struct mmu_interval_notifier notifier;
 
 	/* Where the tables go. These do not change while mounted. */
@@ -68,6 +74,7 @@ struct pt_mount {
 	spinlock_t		lock;	/* protects all below, and the entries of the pieces */
 	bool			attached;
 	bool			reads;		/* attached for a mapping that may not write */
+	bool			barred;
 	bool			dead;		/* the process is ending */
 	bool			stale;		/* taken out, and perhaps not flushed */
 	bool			failed;		/* the last mount for a child failed */
@@ -79,9 +86,19 @@ struct pt_mount {
 
 void pt_mount_init(struct pt_mount *mount, struct pt_tree *tree);
 int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma);
+/*
+ * Like pt_mount_create(), but a fault attaches the mount first. The VMA may be shorter than the
+ * tree.
+ */
+int pt_mount_create_detached(struct pt_mount *mount, struct vm_area_struct *vma);
 vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf);
 void __pt_mount_mirror(struct pt_mount *mount, u64 page);
 void pt_mount_detach(struct pt_mount *mount);
+/*
+ * Detaches the mount and keeps it so. True: it was barred before. False: what a fault has found in
+ * page tables may be the tree's, and the access has to be tried again.
+ */
+bool pt_mount_bar(struct pt_mount *mount);
 
 /* Addresses of one process. It begins empty. */
 struct pt_area {

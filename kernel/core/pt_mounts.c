@@ -153,6 +153,31 @@ void pt_mounts_detach(struct pt_mounts *mounts)
 	mutex_unlock(&mounts->lock);
 }
 
+void pt_mounts_unbar(struct pt_mounts *mounts)
+{
+	struct pt_mount *mount;
+
+	mutex_lock(&mounts->lock);
+	for (mount = pt_mounts_first(mounts); mount; mount = pt_mounts_next(mount)) {
+		spin_lock(&mount->lock);
+		mount->barred = false;
+		spin_unlock(&mount->lock);
+	}
+	mutex_unlock(&mounts->lock);
+}
+
+u64 pt_mounts_barred(struct pt_mounts *mounts)
+{
+	struct pt_mount *mount;
+	u64 barred = 0;
+
+	mutex_lock(&mounts->lock);
+	for (mount = pt_mounts_first(mounts); mount; mount = pt_mounts_next(mount))
+		barred += READ_ONCE(mount->barred);
+	mutex_unlock(&mounts->lock);
+	return barred;
+}
+
 u64 pt_mounts_wrong(struct pt_mounts *mounts)
 {
 	struct pt_mount *mount;

@@ -41,6 +41,10 @@ void pt_mounts_flush_tables(struct pt_mounts *mounts, u64 page, u64 count);
 bool pt_mounts_tell_secondary(struct pt_mounts *mounts, u64 page, u64 count);
 /* No process has anything mapped when this returns. A fault attaches a mount again. */
 void pt_mounts_detach(struct pt_mounts *mounts);
+/* A fault attaches barred mounts again. */
+void pt_mounts_unbar(struct pt_mounts *mounts);
+/* The number of mounts that are barred. */
+u64 pt_mounts_barred(struct pt_mounts *mounts);
 /* For self-checks: counts wrong entries in processes. */
 u64 pt_mounts_wrong(struct pt_mounts *mounts);
 

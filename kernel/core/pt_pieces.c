@@ -36,7 +36,7 @@ static int pt_pieces_divide(struct pt_mount *mount, pteval_t *table, pteval_t *e
 		mount->tail_leaves = table;
 		return 0;
 	}
-	for (i = 0; !error && i < PT_ENTRIES && page < mount->tree->pages; i++) {
+	for (i = 0; !error && i < PT_ENTRIES && page < mount->pages; i++) {
 		/* Only tables of level 1 may be missing. */
 		if (!table[i] && !pt_tree_make_leaf(mount->tree, page))
 			return -ENOMEM;

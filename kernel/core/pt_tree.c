@@ -246,16 +246,22 @@ static void pt_tree_free_below(struct pt_tree *tree, pteval_t *table, unsigned i
 	cond_resched();
 }
 
-void pt_tree_destroy(struct pt_tree *tree)
+void pt_tree_free_tables(struct pt_tree *tree)
 {
 	if (!tree->root)
 		return;
-	/* The core walks page tables under RCU, without locks. */
-	synchronize_rcu();
 	pt_tree_free_below(tree, tree->root, tree->order, 0);
 	WARN_ON_ONCE(atomic_long_read(&tree->tables));
 	xa_destroy(&tree->deposits);
 	tree->root = NULL;
+}
+
+void pt_tree_destroy(struct pt_tree *tree)
+{
+	/* The core walks page tables under RCU, without locks. */
+	if (tree->root)
+		synchronize_rcu();
+	pt_tree_free_tables(tree);
 }
 
 static void pt_tree_begin(struct pt_tree *tree, unsigned int order, u64 pages,
@@ -278,6 +284,20 @@ int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order, struct pt_sour
 	tree->is_sparse = true;
 	tree->root = pt_tree_alloc_table(tree, order);
 	return tree->root ? 0 : -ENOMEM;
+}
+
+int pt_tree_grow(struct pt_tree *tree)
+{
+	unsigned int order = tree->order + 1;
+	pteval_t *root = order > PT_MAX_ORDER ? NULL : pt_tree_alloc_table(tree, order);
+
+	if (!root)
+		return -ENOMEM;
+	root[0] = pt_table_entry(tree->root);
+	tree->root = root;
+	tree->order = order;
+	tree->pages = 1ULL << (PT_INDEX_BITS * order);
+	return 0;
 }
 
 static long pt_tree_count_tables(struct pt_tree *tree, const pteval_t *table, unsigned int level)

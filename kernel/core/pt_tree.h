@@ -83,12 +83,19 @@ struct pt_tree {
 
 int pt_tree_init(struct pt_tree *tree, u64 pages, struct pt_source *source);
 int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order, struct pt_source *source);
+/*
+ * Puts a table of the next level above a sparse tree's root. Mounts of the tree stay as they are.
+ * No other thread uses the root or the order meanwhile.
+ */
+int pt_tree_grow(struct pt_tree *tree);
 /* Makes a sparse tree of existing tables. */
 void pt_tree_adopt(struct pt_tree *tree, unsigned int order, struct pt_source *source,
 		   pteval_t *root);
 /* Gives up the tables without freeing them. */
 void pt_tree_release(struct pt_tree *tree);
 void pt_tree_destroy(struct pt_tree *tree);
+/* Like pt_tree_destroy(), for a caller that has waited for RCU. */
+void pt_tree_free_tables(struct pt_tree *tree);
 pteval_t *__pt_tree_make_leaf(struct pt_tree *tree, u64 page);
 /* Returns the entry of level 2 above the page; NULL when there is no memory for its table. */
 pteval_t *pt_tree_make_entry(struct pt_tree *tree, u64 page);

@@ -5,6 +5,7 @@
 //! with what is here, in both directions, so that the two cannot drift apart.
 #![no_std]
 
+pub mod dax;
 pub mod exmap;
 pub mod exmap_published;
 mod ioctl;

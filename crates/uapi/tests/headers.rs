@@ -9,7 +9,7 @@ use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use vellum_uapi::{exmap, exmap_published, morsel};
+use vellum_uapi::{dax, exmap, exmap_published, morsel};
 
 /// The values of the Rust view, by the expression that gives the same in C.
 type View = BTreeMap<String, u64>;
@@ -62,6 +62,21 @@ fn view_of_exmap() -> View {
     structure!(view, "vellum_exmap_stat", exmap::Stat,
         size interfaces frames resident surface tables allocated freed conflicts busy read written
         flushes refills attached detached blocks blocks_free huge splits);
+    view
+}
+
+fn view_of_dax() -> View {
+    let mut view = View::new();
+    constants(
+        &mut view,
+        "VELLUM_DAX_",
+        &named!(vellum_uapi::dax;
+            UNIT READ_UNIT MAX_EXTENT DURABLE NOSYNC QUERY OPEN REFRESH STAT),
+    );
+    structure!(view, "vellum_dax_query", dax::Query, size version features flags);
+    structure!(view, "vellum_dax_open", dax::Open, size file flags);
+    structure!(view, "vellum_dax_stat", dax::Stat,
+        size order flags pages leaves tables mounts barred stale);
     view
 }
 
@@ -190,10 +205,19 @@ fn the_morsel_header_is_as_the_rust_view() {
 }
 
 #[test]
+fn the_dax_header_is_as_the_rust_view() {
+    assert_same("dax.h", &view_of_dax());
+}
+
+#[test]
 fn extents_are_alike() {
     let expression = |order| format!("VELLUM_MORSEL_EXTENT({order})");
     let view: View = (0..=4).map(|order| (expression(order), morsel::extent(order))).collect();
     assert_eq!(evaluate("morsel.h", &view.keys().cloned().collect()), view);
+    let lengths = [0, 1, 1 << 30, (1 << 30) + 1, (5 << 30) - 1];
+    let expression = |length| format!("VELLUM_DAX_EXTENT({length}ULL)");
+    let view: View = lengths.map(|length| (expression(length), dax::extent(length))).into();
+    assert_eq!(evaluate("dax.h", &view.keys().cloned().collect()), view);
 }
 
 /// A macro with parameters in C is a function here.

@@ -28,7 +28,8 @@ const ON_ONE: [(&str, &[&str]); 2] = [
 /// the others wait for it at every flush: three of these machines on two processors took twenty
 /// times as long as one after the other. All other programs run on machines whose processors take
 /// turns.
-const RACES: [&str; 9] = [
+const RACES: [&str; 10] = [
+    "vellum-kernel-tests/dax_races",
     "vellum-kernel-tests/exmap_huge_races",
     "vellum-kernel-tests/exmap_neighbours",
     "vellum-kernel-tests/exmap_huge_neighbours",

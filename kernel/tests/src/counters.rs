@@ -91,6 +91,17 @@ pub fn assert_morsels_are_sound() {
     }
 }
 
+/// Fails unless every leaf of a file table leads to its file's block, and the mounts are whole. No
+/// thread may use one meanwhile.
+#[track_caller]
+pub fn assert_file_tables_are_sound() {
+    for line in checked("file-tables") {
+        for what in ["wrong leaves", "wrong entries"] {
+            assert_eq!(number_after(&line, what), Some(0), "{what}: {line}");
+        }
+    }
+}
+
 /// Fails unless the kernel frees all exmaps; it frees closed ones in its own time.
 #[track_caller]
 pub fn assert_no_exmaps() {
@@ -101,6 +112,12 @@ pub fn assert_no_exmaps() {
 #[track_caller]
 pub fn assert_no_morsels() {
     assert_none("morsels");
+}
+
+/// The same for file tables.
+#[track_caller]
+pub fn assert_no_file_tables() {
+    assert_none("file-tables");
 }
 
 #[track_caller]

@@ -10,6 +10,7 @@ pub mod access;
 pub mod backing;
 pub mod child;
 pub mod counters;
+pub mod dax;
 pub mod exmap;
 pub mod fuzz;
 pub mod group;
@@ -30,6 +31,7 @@ pub mod uring;
 pub mod userfault;
 pub mod vfio;
 
+pub use dax::{Table, dax_turn};
 pub use exmap::{DEVICE, Exmap, Vector, knows};
 pub use mapping::Mapping;
 pub use morsel::Morsel;

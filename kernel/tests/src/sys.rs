@@ -187,3 +187,13 @@ pub fn vmsplice(pipe: BorrowedFd<'_>, from: usize, length: usize) -> Result<u64,
     // SAFETY: the kernel checks the address.
     checked(unsafe { libc::vmsplice(pipe.as_raw_fd(), &raw const part, 1, 0) } as i64)
 }
+
+/// Page faults of this thread so far.
+pub fn faults() -> i64 {
+    // SAFETY: all zeros are a value of the structure.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the call fills the structure.
+    checked(unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) }.into())
+        .expect("getrusage");
+    usage.ru_minflt + usage.ru_majflt
+}

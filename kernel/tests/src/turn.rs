@@ -19,6 +19,7 @@ impl Drop for Turn {
         if !std::thread::panicking() {
             counters::assert_no_exmaps();
             counters::assert_no_morsels();
+            counters::assert_no_file_tables();
         }
     }
 }

@@ -1,0 +1,87 @@
+//! `vellum/dax.h`: the interface of file tables. The header says what each item means.
+
+use core::mem::offset_of;
+
+use crate::ioctl;
+
+/// Bytes: the unit of a mapping that may be written.
+pub const UNIT: u64 = 1 << 21;
+/// Bytes: the unit of any mapping.
+pub const READ_UNIT: u64 = 1 << 30;
+/// Bytes of the longest mapping.
+pub const MAX_EXTENT: u64 = 1 << 39;
+
+/// The length of a mapping, with any rights, that shows so many bytes.
+pub const fn extent(length: u64) -> u64 {
+    length.wrapping_add(READ_UNIT - 1) & !(READ_UNIT - 1)
+}
+
+/// `struct vellum_dax_query`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Query {
+    /// Bytes of this structure as the caller knows it.
+    pub size: u32,
+    /// Of the interface.
+    pub version: u32,
+    /// None so far.
+    pub features: u64,
+    /// The flags that [`OPEN`] knows.
+    pub flags: u64,
+}
+
+/// `struct vellum_dax_open`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Open {
+    /// Bytes of this structure.
+    pub size: u32,
+    /// A descriptor.
+    pub file: i32,
+    /// `DURABLE` and so on.
+    pub flags: u64,
+}
+
+/// The file system's record of a block is durable before the table shows the block.
+pub const DURABLE: u64 = 1 << 0;
+/// The program flushes what it stores.
+pub const NOSYNC: u64 = 1 << 1;
+
+/// `struct vellum_dax_stat`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Stat {
+    /// Bytes of this structure as the caller knows it.
+    pub size: u32,
+    /// Levels of tables.
+    pub order: u32,
+    /// `DURABLE` or none.
+    pub flags: u64,
+    /// Pages of the file that were looked up.
+    pub pages: u64,
+    /// Pages that have a leaf.
+    pub leaves: u64,
+    /// Pages that page tables take.
+    pub tables: u64,
+    /// Mappings, of all processes.
+    pub mounts: u64,
+    /// Mappings that the file system serves.
+    pub barred: u64,
+    /// 1: the table has to be refreshed.
+    pub stale: u64,
+}
+
+/// The features of this module; takes a [`Query`]. On the device.
+pub const QUERY: u32 = ioctl::read_write::<Query>(b'D', 1);
+/// Opens a file's table; takes an [`Open`]. On the device.
+pub const OPEN: u32 = ioctl::write::<Open>(b'D', 2);
+/// Brings a table up to date.
+pub const REFRESH: u32 = ioctl::none(b'D', 3);
+/// A table's properties and memory; takes a [`Stat`].
+pub const STAT: u32 = ioctl::read_write::<Stat>(b'D', 4);
+
+const _: () = {
+    assert!(size_of::<Query>() == 24 && offset_of!(Query, flags) == 16);
+    assert!(size_of::<Open>() == 16 && offset_of!(Open, flags) == 8);
+    assert!(size_of::<Stat>() == 64 && offset_of!(Stat, stale) == 56);
+};

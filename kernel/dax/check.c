@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Self-check: /sys/kernel/debug/vellum/file-tables has a line for each table, with all that does
+ * not add up. While a table is in use the sums may differ by pages that are coming or going.
+ */
+
+#include <linux/debugfs.h>
+#include <linux/seq_file.h>
+
+#include "dax/dax.h"
+
+static void dax_check_show(void *out, struct dax_table *table)
+{
+	u64 wrong = dax_table_wrong(table);
+
+	seq_printf(out, "inode %lu pages %llu order %u tables %ld mounts %llu barred %llu ",
+		   dax_inode(table)->i_ino, table->pages, table->tree.order,
+		   atomic_long_read(&table->tree.tables), table->mounts.count,
+		   pt_mounts_barred(&table->mounts));
+	seq_printf(out, "stale %d notices %llu wrong leaves %llu wrong entries %llu\n",
+		   dax_table_is_stale(table), table->notices, wrong,
+		   pt_mounts_wrong(&table->mounts));
+}
+
+static int dax_tables_show(struct seq_file *out, void *unused)
+{
+	return dax_tables_each(dax_check_show, out);
+}
+DEFINE_SHOW_ATTRIBUTE(dax_tables);
+
+void dax_check_init(struct dentry *folder)
+{
+	debugfs_create_file("file-tables", 0400, folder, NULL, &dax_tables_fops);
+}

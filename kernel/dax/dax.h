@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * A file table: page tables whose leaves are the blocks of a file on byte-addressable storage.
+ *
+ *	device.c	the device, and operations on a table's descriptor
+ *	table.c		a table's life; bringing it up to date with its file
+ *	blocks.c	where a file's blocks are in memory
+ *	watch.c		notices when a file loses blocks
+ *	map.c		mapping, faults, rights; the file system serves what the table cannot
+ *	sync.c		making durable what CPUs have stored
+ *	check.c		self-check in debugfs
+ *
+ * The danger is a block that is another file's while a leaf still leads to it. Three rules keep
+ * every CPU from reaching it:
+ *
+ * - A file loses blocks in this order: its invalidation lock is held for writing; the kernel unmaps
+ *   the pages from all processes; blocks become free; the lock is released. watch.c marks the pages
+ *   as stale at the beginning of the second step. In the course of that step every mount over these
+ *   pages is detached by its notifier: its VMA is among the file's.
+ * - A mount is attached only under the file's invalidation lock, held for reading, and only if
+ *   nothing is stale. It is attached in a fault, when its VMA is among the file's, and not in mmap.
+ * - Pages stop being stale only under the same lock, after their leaves were compared with the
+ *   file's blocks, and if nothing was marked meanwhile.
+ *
+ * So a leaf may be wrong, but no mount leads to it. A refresh, which corrects it, asks the file
+ * system for blocks. That takes the inode's lock, which a thread may hold that has faulted: so
+ * nothing is refreshed in a fault, or under the mmap lock.
+ *
+ * Locks: building > inode lock > mmap lock > invalidation lock > shape > locks of mounts > lock.
+ */
+#ifndef VELLUM_DAX_H
+#define VELLUM_DAX_H
+
+#include <linux/fs.h>
+#include <linux/kref.h>
+#include <linux/mutex.h>
+#include <linux/rwsem.h>
+#include <linux/spinlock.h>
+#include <linux/types.h>
+#include <linux/workqueue.h>
+#include <vellum/dax.h>
+
+#include "core/compat.h"
+#include "core/pt_mount.h"
+#include "core/pt_mounts.h"
+#include "core/pt_tree.h"
+
+struct dax_device;
+
+/*
+ * A block's leaf. Nothing may pin the page: the file system would not see such a reference when it
+ * frees the block. CPUs note accesses and stores in it.
+ */
+#define DAX_LEAF_FLAGS	((PT_LEAF_FLAGS & ~(_PAGE_ACCESSED | _PAGE_DIRTY)) | _PAGE_SPECIAL)
+
+/* The highest order of a table. */
+#define DAX_MAX_ORDER	PG_LEVEL_1G
+
+struct dax_table {
+	struct kref		references;	/* descriptors, mounts, and work that is queued */
+	struct hlist_node	node;		/* in dax_tables */
+	struct address_space	*mapping;	/* of the file */
+	struct file		*file;		/* the module's own, for reading */
+	struct dax_device	*device;
+	u64			offset;		/* bytes on the device before the file system's */
+	struct rcu_work		destruction;
+	struct delayed_work	returning;	/* refreshes, and unbars the mounts */
+
+	struct mutex		building;	/* one refresh at a time; leaves change under it */
+	struct rw_semaphore	shape;		/* the tree's root and order */
+	struct pt_tree		tree;
+	struct pt_mounts	mounts;
+	bool			is_written;	/* a mapping may have stored something */
+
+	spinlock_t		lock;		/* protects all below */
+	u64			pages;		/* from the first one, that were looked up */
+	u64			reach;		/* pages from here on have no leaf */
+	/* Pages whose blocks may have changed since they were looked up; none if equal. */
+	u64			stale_first, stale_end;
+	u64			notices;	/* how often pages were marked as stale */
+	bool			is_durable;
+	unsigned long		pause;		/* before the next return, in jiffies */
+};
+
+static inline struct inode *dax_inode(const struct dax_table *table)
+{
+	return table->mapping->host;
+}
+
+/* A descriptor of a table. */
+struct dax_handle {
+	struct dax_table	*table;
+	struct file		*file;		/* the descriptor that the table was opened by */
+	u64			flags;
+};
+
+/* table.c */
+struct dax_table *dax_table_open(struct file *file);
+void dax_table_get(struct dax_table *table);
+void dax_table_put(struct dax_table *table);
+/* Marks pages as stale. Must not sleep. */
+void dax_table_notice(const struct address_space *mapping, u64 first, u64 count);
+/*
+ * Brings the table up to date, and unbars its mounts.
+ *
+ * Errors: EBUSY pages became stale again and again; EFBIG; EINTR; ENOMEM; those of the file system.
+ */
+int dax_table_refresh(struct dax_table *table);
+/* Refreshes the table after a pause. */
+void dax_table_refresh_later(struct dax_table *table);
+/* Not before somebody asks for it again. */
+void dax_table_refresh_not(struct dax_table *table);
+/* From now on every leaf's block is durably the file's. Refreshes the table. */
+int dax_table_make_durable(struct dax_table *table);
+/* Makes the tree have this order at least. `shape` is held for writing. */
+int dax_table_grow(struct dax_table *table, unsigned int order);
+/* Makes the tables of level 2 for so many pages. `shape` is held. */
+int dax_table_make_room(struct dax_table *table, u64 pages);
+/* Whether the page has a leaf that may be shown. The file's invalidation lock is held. */
+bool dax_table_shows(struct dax_table *table, u64 page);
+bool dax_table_is_stale(struct dax_table *table);
+/* For self-checks: calls the function for each table. */
+int dax_tables_each(void (*visit)(void *data, struct dax_table *table), void *data);
+/* For self-checks: counts leaves that do not lead to the file's blocks. */
+u64 dax_table_wrong(struct dax_table *table);
+int dax_tables_start(void);
+void dax_tables_end(void);
+
+extern struct workqueue_struct *dax_work;
+
+/* blocks.c */
+int dax_blocks_open(struct dax_table *table);
+void dax_blocks_close(struct dax_table *table);
+/*
+ * Finds the frames of pages. 0: the file has no written block there, or it cannot be read. Takes
+ * the inode's lock. Returns 0, or -EINTR.
+ */
+int dax_blocks_find(struct dax_table *table, u64 page, unsigned int count, u64 *frames);
+/*
+ * Returns the first page at or after this one that may have a written block; U64_MAX: there is
+ * none. Moves the position of the table's descriptor. Takes the inode's lock.
+ */
+u64 dax_blocks_next(struct dax_table *table, u64 page);
+
+/* watch.c */
+int dax_watch_start(void);
+void dax_watch_end(void);
+
+/* map.c */
+int dax_map(struct file *file, struct vm_area_struct *vma);
+unsigned long dax_area(struct file *file, unsigned long addr, unsigned long len,
+		       unsigned long pgoff, unsigned long flags);
+
+/* sync.c */
+/* Flushes from the CPUs' caches what was stored to the pages. True: there was something. */
+bool dax_flush_stores(struct dax_table *table, u64 first, u64 end);
+int dax_fsync(struct file *file, loff_t start, loff_t end, int datasync);
+
+/* check.c */
+void dax_check_init(struct dentry *folder);
+
+int dax_init(struct dentry *folder);
+void dax_exit(void);
+
+#endif /* VELLUM_DAX_H */

@@ -1,0 +1,524 @@
+// SPDX-License-Identifier: GPL-2.0
+/* A file table: its life, and how it is brought up to date. dax.h says what keeps it safe. */
+
+#include <linux/hashtable.h>
+#include <linux/mm.h>
+#include <linux/rculist.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+
+#include "dax/dax.h"
+
+/* After so many refreshes in vain the file system serves the file. */
+#define DAX_ATTEMPTS		8
+
+/* How long the file system serves a mapping the first time; then twice as long, and so on. */
+#define DAX_FIRST_PAUSE		(HZ / 100 ?: 1)
+#define DAX_LONGEST_PAUSE	(10 * HZ)
+
+/* All tables, by the file's mapping. Changes under the mutex, and is read under RCU, too. */
+static DEFINE_HASHTABLE(dax_tables, 10);
+static DEFINE_MUTEX(dax_tables_lock);
+static u64 dax_tables_count;		/* under the mutex */
+
+struct workqueue_struct *dax_work;
+
+static u64 dax_size_in_pages(const struct dax_table *table)
+{
+	return DIV_ROUND_UP(i_size_read(dax_inode(table)), PAGE_SIZE);
+}
+
+static bool dax_has_stale_pages(const struct dax_table *table)
+{
+	lockdep_assert_held(&table->lock);
+	return table->stale_first < table->stale_end;
+}
+
+bool dax_table_is_stale(struct dax_table *table)
+{
+	bool is_stale;
+
+	spin_lock(&table->lock);
+	is_stale = dax_has_stale_pages(table);
+	spin_unlock(&table->lock);
+	return is_stale;
+}
+
+static void dax_mark_stale(struct dax_table *table, u64 first, u64 end)
+{
+	lockdep_assert_held(&table->lock);
+	end = min(end, table->reach);
+	if (first >= end)
+		return;
+	if (dax_has_stale_pages(table)) {
+		first = min(first, table->stale_first);
+		end = max(end, table->stale_end);
+	}
+	table->stale_first = first;
+	table->stale_end = end;
+	table->notices++;
+}
+
+void dax_table_notice(const struct address_space *mapping, u64 first, u64 count)
+{
+	u64 end = count > U64_MAX - first ? U64_MAX : first + count;
+	struct dax_table *table;
+
+	rcu_read_lock();
+	hash_for_each_possible_rcu(dax_tables, table, node, (unsigned long)mapping) {
+		if (table->mapping != mapping)
+			continue;
+		spin_lock(&table->lock);
+		dax_mark_stale(table, first, end);
+		spin_unlock(&table->lock);
+	}
+	rcu_read_unlock();
+}
+
+/* Life. */
+
+/* A grace period after the last reference, as threads walk page tables under RCU. */
+static void dax_table_destroy(struct work_struct *work)
+{
+	struct dax_table *table = container_of(to_rcu_work(work), struct dax_table, destruction);
+
+	pt_tree_free_tables(&table->tree);
+	dax_blocks_close(table);
+	mutex_destroy(&table->building);
+	kfree(table);
+}
+
+static void dax_table_return(struct work_struct *work)
+{
+	struct dax_table *table = container_of(to_delayed_work(work), struct dax_table, returning);
+
+	/* After an error the file system goes on to serve the mappings, until the next fault. */
+	dax_table_refresh(table);
+	dax_table_put(table);
+}
+
+void dax_table_refresh_later(struct dax_table *table)
+{
+	unsigned long pause;
+
+	if (delayed_work_pending(&table->returning))
+		return;
+	spin_lock(&table->lock);
+	pause = table->pause;
+	table->pause = min_t(unsigned long, 2 * pause, DAX_LONGEST_PAUSE);
+	spin_unlock(&table->lock);
+	dax_table_get(table);
+	if (!queue_delayed_work(dax_work, &table->returning, pause))
+		dax_table_put(table);
+}
+
+void dax_table_refresh_not(struct dax_table *table)
+{
+	if (cancel_delayed_work(&table->returning))
+		dax_table_put(table);
+}
+
+static struct dax_table *dax_table_make(struct file *file)
+{
+	struct dax_table *table = kzalloc(sizeof(*table), GFP_KERNEL_ACCOUNT);
+	int error;
+
+	if (!table)
+		return ERR_PTR(-ENOMEM);
+	kref_init(&table->references);
+	table->mapping = file_inode(file)->i_mapping;
+	INIT_RCU_WORK(&table->destruction, dax_table_destroy);
+	INIT_DELAYED_WORK(&table->returning, dax_table_return);
+	mutex_init(&table->building);
+	init_rwsem(&table->shape);
+	pt_mounts_init(&table->mounts);
+	spin_lock_init(&table->lock);
+	table->pause = DAX_FIRST_PAUSE;
+	table->file = dentry_open(&file->f_path, O_RDONLY | O_LARGEFILE, file->f_cred);
+	error = PTR_ERR_OR_ZERO(table->file);
+	if (error)
+		goto no_file;
+	error = dax_blocks_open(table);
+	if (error)
+		goto no_blocks;
+	error = pt_tree_init_sparse(&table->tree, PG_LEVEL_4K, NULL);
+	if (error)
+		goto no_tree;
+	return table;
+no_tree:
+	dax_blocks_close(table);
+no_blocks:
+	fput(table->file);
+no_file:
+	mutex_destroy(&table->building);
+	kfree(table);
+	return ERR_PTR(error);
+}
+
+struct dax_table *dax_table_open(struct file *file)
+{
+	struct address_space *mapping = file_inode(file)->i_mapping;
+	struct dax_table *table;
+
+	mutex_lock(&dax_tables_lock);
+	hash_for_each_possible(dax_tables, table, node, (unsigned long)mapping) {
+		if (table->mapping == mapping) {
+			kref_get(&table->references);
+			goto found;
+		}
+	}
+	table = dax_table_make(file);
+	if (!IS_ERR(table)) {
+		hash_add_rcu(dax_tables, &table->node, (unsigned long)mapping);
+		dax_tables_count++;
+	}
+found:
+	mutex_unlock(&dax_tables_lock);
+	return table;
+}
+
+void dax_table_get(struct dax_table *table)
+{
+	kref_get(&table->references);
+}
+
+static void dax_table_release(struct kref *references)
+{
+	struct dax_table *table = container_of(references, struct dax_table, references);
+
+	hash_del_rcu(&table->node);
+	dax_tables_count--;
+	mutex_unlock(&dax_tables_lock);
+	/* The program may still expect fsync of the file to find what it has stored. */
+	if (table->is_written)
+		dax_flush_stores(table, 0, U64_MAX);
+	fput(table->file);
+	queue_rcu_work(dax_work, &table->destruction);
+}
+
+void dax_table_put(struct dax_table *table)
+{
+	kref_put_mutex(&table->references, dax_table_release, &dax_tables_lock);
+}
+
+/* Gets references to as many tables as there is room for. */
+static u64 dax_tables_get(struct dax_table **tables, u64 room)
+{
+	struct dax_table *table;
+	unsigned int bucket;
+	u64 count = 0;
+
+	mutex_lock(&dax_tables_lock);
+	hash_for_each(dax_tables, bucket, table, node) {
+		if (count == room)
+			break;
+		dax_table_get(table);
+		tables[count++] = table;
+	}
+	mutex_unlock(&dax_tables_lock);
+	return count;
+}
+
+/*
+ * The mutex is not held meanwhile: a thread that unmaps takes it under the mmap lock, and `visit`
+ * may wait for a thread that waits for that one.
+ */
+int dax_tables_each(void (*visit)(void *data, struct dax_table *table), void *data)
+{
+	u64 room = READ_ONCE(dax_tables_count), count, i;
+	struct dax_table **tables = kvmalloc_array(room, sizeof(*tables), GFP_KERNEL);
+
+	if (!tables && room)
+		return -ENOMEM;
+	count = dax_tables_get(tables, room);
+	for (i = 0; i < count; i++) {
+		visit(data, tables[i]);
+		dax_table_put(tables[i]);
+	}
+	kvfree(tables);
+	return 0;
+}
+
+int dax_tables_start(void)
+{
+	dax_work = alloc_workqueue("vellum-dax", WQ_UNBOUND, 0);
+	return dax_work ? 0 : -ENOMEM;
+}
+
+void dax_tables_end(void)
+{
+	/* Work may drop the last reference. Then the table is in the queue after a grace period. */
+	flush_workqueue(dax_work);
+	rcu_barrier();
+	destroy_workqueue(dax_work);
+}
+
+/* Shape. */
+
+int dax_table_grow(struct dax_table *table, unsigned int order)
+{
+	int error = 0;
+
+	lockdep_assert_held_write(&table->shape);
+	while (!error && table->tree.order < order)
+		error = pt_tree_grow(&table->tree);
+	return error;
+}
+
+/* Makes the page's table of level 2, or its table of level 1. */
+static int dax_table_make_table(struct dax_table *table, u64 page, unsigned int level)
+{
+	u64 guarded = pt_tree_guarded(&table->tree, page);
+	pteval_t *made = level == PG_LEVEL_4K ? pt_tree_make_leaf(&table->tree, page) :
+						pt_tree_make_entry(&table->tree, page);
+
+	if (!made)
+		return -ENOMEM;
+	/* CPUs that have the guard cached would find nothing for good. */
+	if (guarded)
+		pt_mounts_flush_tables(&table->mounts, round_down(page, guarded), guarded);
+	return 0;
+}
+
+int dax_table_make_room(struct dax_table *table, u64 pages)
+{
+	int error = 0;
+	u64 page;
+
+	lockdep_assert_held(&table->shape);
+	for (page = 0; !error && table->tree.order > PG_LEVEL_2M && page < pages;
+	     page += pt_entry_pages(PG_LEVEL_1G)) {
+		error = fatal_signal_pending(current) ?
+				-EINTR : dax_table_make_table(table, page, PG_LEVEL_2M);
+		cond_resched();
+	}
+	return error;
+}
+
+static int dax_table_fit(struct dax_table *table, u64 pages)
+{
+	unsigned int order = 1;
+	int error;
+
+	while (1ULL << (PT_INDEX_BITS * order) < pages)
+		order++;
+	if (order > DAX_MAX_ORDER)
+		return -EFBIG;
+	down_write(&table->shape);
+	error = dax_table_grow(table, order);
+	up_write(&table->shape);
+	return error;
+}
+
+/* Refreshing. */
+
+/* What a refresh has to look up. */
+struct dax_plan {
+	u64		*frames;	/* of the pages of one table */
+	u64		first, end;	/* pages that were stale */
+	u64		pages, size;	/* what was appended: pages from `pages` to `size` */
+	u64		notices;
+	bool		is_durable;
+};
+
+static void dax_table_plan(struct dax_table *table, struct dax_plan *plan)
+{
+	spin_lock(&table->lock);
+	plan->size = dax_size_in_pages(table);
+	plan->pages = table->pages;
+	plan->first = table->stale_first;
+	plan->end = table->stale_end;
+	plan->notices = table->notices;
+	plan->is_durable = table->is_durable;
+	table->reach = max(table->reach, plan->size);
+	spin_unlock(&table->lock);
+}
+
+/*
+ * Gives the pages of one table the leaves that lead to these frames, or none. A leaf that is right
+ * stays as it is, with what CPUs have noted there.
+ */
+static int dax_table_put_leaves(struct dax_table *table, u64 page, unsigned int count,
+				const u64 *frames)
+{
+	pteval_t *leaf, old;
+	unsigned int i;
+	int error = 0;
+
+	down_read(&table->shape);
+	if (memchr_inv(frames, 0, count * sizeof(*frames)))
+		error = dax_table_make_table(table, page, PG_LEVEL_4K);
+	leaf = error ? NULL : pt_tree_leaf(&table->tree, page);
+	for (i = 0; leaf && i < count; i++) {
+		old = READ_ONCE(leaf[i]);
+		if (pt_leaf_pfn(old) == frames[i] && (!old || frames[i]))
+			continue;
+		WRITE_ONCE(leaf[i], frames[i] ? (frames[i] << PAGE_SHIFT) | DAX_LEAF_FLAGS : 0);
+	}
+	up_read(&table->shape);
+	return error;
+}
+
+/* The number of pages from this one on that have no leaf, because there is no table for them. */
+static u64 dax_table_missing(struct dax_table *table, u64 page)
+{
+	unsigned int level;
+	u64 pages;
+
+	down_read(&table->shape);
+	level = pt_tree_missing(&table->tree, page);
+	up_read(&table->shape);
+	pages = level ? pt_entry_pages(level + 1) : 0;
+	return pages ? pages - page % pages : 0;
+}
+
+/* Looks up the pages of one table, or a part of them. */
+static int dax_table_look_up_some(struct dax_table *table, u64 page, unsigned int count,
+				  const struct dax_plan *plan)
+{
+	unsigned int there = page < plan->size ? min_t(u64, count, plan->size - page) : 0;
+	int error;
+
+	memset(plan->frames, 0, count * sizeof(*plan->frames));
+	error = dax_blocks_find(table, page, there, plan->frames);
+	if (!error && plan->is_durable && there)
+		error = vfs_fsync_range(table->file, 0, LLONG_MAX, 1);
+	return error ? error : dax_table_put_leaves(table, page, count, plan->frames);
+}
+
+static int dax_table_look_up(struct dax_table *table, u64 first, u64 end,
+			     const struct dax_plan *plan)
+{
+	u64 page, count, data = first;
+	int error = 0;
+
+	for (page = first; !error && page < end; page += count) {
+		if (data <= page)
+			data = dax_blocks_next(table, page);
+		/* A hole may be as long as the longest file. */
+		count = min(end, data) - page;
+		count = min(count, dax_table_missing(table, page));
+		if (count)
+			continue;
+		count = min(end, round_down(page, PT_ENTRIES) + PT_ENTRIES) - page;
+		error = dax_table_look_up_some(table, page, count, plan);
+	}
+	return error;
+}
+
+/* Takes the pages for right, unless some were marked as stale meanwhile. */
+static bool dax_table_conclude(struct dax_table *table, const struct dax_plan *plan)
+{
+	bool is_right;
+
+	filemap_invalidate_lock_shared(table->mapping);
+	spin_lock(&table->lock);
+	is_right = table->notices == plan->notices && table->is_durable == plan->is_durable;
+	if (is_right) {
+		table->stale_first = 0;
+		table->stale_end = 0;
+		table->pages = plan->size;
+		table->reach = plan->size;
+	}
+	spin_unlock(&table->lock);
+	filemap_invalidate_unlock_shared(table->mapping);
+	return is_right;
+}
+
+static int dax_table_attempt(struct dax_table *table, struct dax_plan *plan)
+{
+	int error;
+
+	dax_table_plan(table, plan);
+	error = dax_table_fit(table, plan->size);
+	if (!error)
+		error = dax_table_look_up(table, plan->first, plan->end, plan);
+	if (!error)
+		error = dax_table_look_up(table, plan->pages, plan->size, plan);
+	if (error)
+		return error;
+	return dax_table_conclude(table, plan) ? 0 : -EBUSY;
+}
+
+static int dax_table_refresh_by(struct dax_table *table, struct dax_plan *plan)
+{
+	unsigned int attempt;
+	int error = -EBUSY;
+
+	if (mutex_lock_killable(&table->building))
+		return -EINTR;
+	for (attempt = 0; error == -EBUSY && attempt < DAX_ATTEMPTS; attempt++)
+		error = dax_table_attempt(table, plan);
+	mutex_unlock(&table->building);
+	return error;
+}
+
+int dax_table_refresh(struct dax_table *table)
+{
+	struct dax_plan plan = {};
+	int error;
+
+	plan.frames = kmalloc_array(PT_ENTRIES, sizeof(*plan.frames), GFP_KERNEL_ACCOUNT);
+	if (!plan.frames)
+		return -ENOMEM;
+	error = dax_table_refresh_by(table, &plan);
+	kfree(plan.frames);
+	if (!error)
+		pt_mounts_unbar(&table->mounts);
+	return error;
+}
+
+int dax_table_make_durable(struct dax_table *table)
+{
+	spin_lock(&table->lock);
+	if (!table->is_durable) {
+		table->is_durable = true;
+		dax_mark_stale(table, 0, U64_MAX);
+	}
+	spin_unlock(&table->lock);
+	return dax_table_refresh(table);
+}
+
+bool dax_table_shows(struct dax_table *table, u64 page)
+{
+	pteval_t *leaf = NULL;
+
+	if (dax_table_is_stale(table))
+		return false;
+	down_read(&table->shape);
+	if (page < table->tree.pages)
+		leaf = pt_tree_leaf(&table->tree, page);
+	up_read(&table->shape);
+	return leaf && READ_ONCE(*leaf);
+}
+
+/* Checking. */
+
+struct dax_census {
+	struct dax_table	*table;
+	u64			wrong;
+};
+
+static void dax_count_wrong(void *data, u64 page, pteval_t leaf)
+{
+	struct dax_census *census = data;
+	u64 frame = 0;
+
+	census->wrong += dax_blocks_find(census->table, page, 1, &frame) ||
+			 frame != pt_leaf_pfn(leaf);
+}
+
+u64 dax_table_wrong(struct dax_table *table)
+{
+	struct dax_census census = { table };
+
+	mutex_lock(&table->building);
+	/* What is stale may be wrong. */
+	if (!dax_table_is_stale(table))
+		pt_tree_each_leaf(&table->tree, dax_count_wrong, &census);
+	/* What became stale meanwhile may have been right. */
+	if (dax_table_is_stale(table))
+		census.wrong = 0;
+	mutex_unlock(&table->building);
+	return census.wrong;
+}

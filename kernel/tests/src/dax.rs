@@ -1,0 +1,202 @@
+//! File tables: files on persistent memory, and descriptors of their tables.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::io::Errno;
+use vellum_uapi::dax::{self, Open, Query, Stat};
+
+use crate::persistent::{self, FOLDER};
+use crate::sys::{self, READ_WRITE, Request};
+use crate::{Mapping, PAGE, Turn, access, turn};
+
+/// The device in the guest.
+pub const DEVICE: &str = "/dev/vellum-dax";
+
+/// A turn for a test of file tables, with an ext4 for DAX on the guest's persistent memory. `None`,
+/// and a printed line, if the guest has no such thing.
+#[must_use]
+pub fn dax_turn() -> Option<Turn> {
+    if !Path::new(DEVICE).exists() || !Path::new(persistent::DEVICE).exists() {
+        eprintln!("skipped: no {DEVICE}, or no {}", persistent::DEVICE);
+        return None;
+    }
+    let turn = turn()?;
+    if !is_mounted_for_dax() {
+        // Another test has put Morsels there.
+        while persistent::unmount().is_ok() {}
+        run("/sbin/mke2fs", &["-q", "-F", "-t", "ext4", "-b", "4096", persistent::DEVICE]);
+        run("mount", &["-t", "ext4", "-o", "dax", persistent::DEVICE, FOLDER]);
+    }
+    Some(turn)
+}
+
+fn is_mounted_for_dax() -> bool {
+    let mounts = fs::read_to_string("/proc/mounts").expect("/proc/mounts");
+    mounts.lines().any(|line| {
+        let words: Vec<&str> = line.split(' ').collect();
+        words[1] == FOLDER && words[2] == "ext4" && words[3].contains("dax")
+    })
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let status = Command::new(program).args(arguments).status().expect(program);
+    assert!(status.success(), "{program}: {status}");
+}
+
+/// A file on the persistent memory, removed when it is dropped.
+#[derive(Debug)]
+pub struct DaxFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl DaxFile {
+    /// An empty one.
+    pub fn new(name: &str) -> Self {
+        let path = Path::new(FOLDER).join(name);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true);
+        let file = options.open(&path).expect(name);
+        Self { path, file }
+    }
+
+    /// One of so many pages, each with its stamp: `base` and the page's number.
+    pub fn stamped(name: &str, pages: u64, base: u64) -> Self {
+        let file = Self::new(name);
+        (0..pages).for_each(|page| file.stamp(page, base + page));
+        file
+    }
+
+    /// Writes a page's stamp.
+    pub fn stamp(&self, page: u64, stamp: u64) {
+        let bytes = access::stamped(stamp);
+        self.file.write_all_at(&bytes, page * PAGE as u64).expect("a page is written");
+    }
+
+    /// Fails unless `read` finds the stamp.
+    #[track_caller]
+    pub fn assert_stamped(&self, page: u64, stamp: u64) {
+        let mut found = vec![0; PAGE];
+        self.file.read_exact_at(&mut found, page * PAGE as u64).expect("a page is read");
+        assert!(found == access::stamped(stamp), "page {page} is not that of stamp {stamp:#x}");
+    }
+
+    /// Its descriptor, for reading and writing.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A descriptor for reading only.
+    pub fn for_reading(&self) -> File {
+        File::open(&self.path).expect("a descriptor for reading")
+    }
+
+    /// Its table, for reading and writing.
+    pub fn table(&self) -> Table {
+        Table::open(&self.file, 0).expect("OPEN")
+    }
+}
+
+impl Drop for DaxFile {
+    fn drop(&mut self) {
+        // A test may have removed it.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The device.
+fn device() -> File {
+    OpenOptions::new().read(true).write(true).open(DEVICE).expect(DEVICE)
+}
+
+/// A command on the device, with any argument.
+pub fn device_ioctl(command: u32, argument: u64) -> Result<u64, Errno> {
+    sys::ioctl(device().as_fd(), command, argument)
+}
+
+/// What the module can do.
+pub fn query() -> Query {
+    let mut query = Query { size: size_of::<Query>() as u32, ..Query::default() };
+    let argument = (&raw mut query).expose_provenance() as u64;
+    device_ioctl(dax::QUERY, argument).expect("QUERY");
+    query
+}
+
+/// A descriptor of a table.
+#[derive(Debug)]
+pub struct Table {
+    descriptor: OwnedFd,
+}
+
+#[allow(unsafe_code)]
+impl Table {
+    /// Opens the table of a file.
+    pub fn open(file: &File, flags: u64) -> Result<Self, Errno> {
+        Self::open_descriptor(file.as_raw_fd(), flags)
+    }
+
+    /// Opens the table of whatever a number is the descriptor of.
+    pub fn open_descriptor(file: i32, flags: u64) -> Result<Self, Errno> {
+        let open = Open { size: size_of::<Open>() as u32, file, flags };
+        let argument = (&raw const open).expose_provenance() as u64;
+        let opened = device_ioctl(dax::OPEN, argument)?;
+        // SAFETY: the kernel has just made the descriptor, and no other code knows it.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(opened as i32) };
+        Ok(Self { descriptor })
+    }
+
+    /// A command with any argument.
+    pub fn ioctl(&self, command: u32, argument: u64) -> Result<u64, Errno> {
+        sys::ioctl(self.descriptor.as_fd(), command, argument)
+    }
+
+    /// Its properties.
+    pub fn stat(&self) -> Stat {
+        let mut stat = Stat { size: size_of::<Stat>() as u32, ..Stat::default() };
+        self.ioctl(dax::STAT, (&raw mut stat).expose_provenance() as u64).expect("STAT");
+        stat
+    }
+
+    /// Brings it up to date, and gives its mappings their entries back.
+    pub fn refresh(&self) -> Result<(), Errno> {
+        self.ioctl(dax::REFRESH, 0).map(drop)
+    }
+
+    /// Makes durable what was stored.
+    pub fn sync(&self) -> Result<(), Errno> {
+        rustix::fs::fsync(&self.descriptor)
+    }
+
+    /// A request to map so many bytes of the file.
+    pub fn request(&self, length: u64, protection: i32) -> Request<'_> {
+        Request {
+            address: 0,
+            length: length as usize,
+            protection,
+            flags: libc::MAP_SHARED,
+            fd: Some(self.descriptor.as_fd()),
+            offset: 0,
+        }
+    }
+
+    /// Maps the file for reading and writing, in units of 2 MiB.
+    pub fn mapped(&self, pages: u64) -> Mapping {
+        let length = (pages * PAGE as u64).next_multiple_of(dax::UNIT);
+        Mapping::new(self.request(length, READ_WRITE)).expect("a mapping")
+    }
+
+    /// Maps the file for reading.
+    pub fn mapped_for_reading(&self, pages: u64) -> Mapping {
+        let length = dax::extent(pages * PAGE as u64);
+        Mapping::new(self.request(length, libc::PROT_READ)).expect("a mapping for reading")
+    }
+}

@@ -1,0 +1,250 @@
+//! A file loses blocks and gets others while threads read and write its mappings, and another file
+//! takes the blocks that it has lost. No thread sees a byte of the other file, and none of its
+//! stores gets there.
+#![allow(clippy::unwrap_used)]
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use vellum_kernel_tests::counters::assert_file_tables_are_sound;
+use vellum_kernel_tests::dax::DaxFile;
+use vellum_kernel_tests::random::Random;
+use vellum_kernel_tests::sys::{self, READ_WRITE};
+use vellum_kernel_tests::threads::{Deadline, Stop, rounds};
+use vellum_kernel_tests::{Mapping, PAGE, Table, access, dax_turn};
+use vellum_uapi::dax::{DURABLE, READ_UNIT};
+
+const PAGES: u64 = 1_200;
+const WORDS: usize = PAGE / 8;
+
+/// The first byte of each word of a file.
+const OURS: u64 = 0xaa << 56;
+const OTHERS: u64 = 0xbb << 56;
+
+/// Fails unless each word has the mark, or is zero, as words of new blocks are.
+#[track_caller]
+fn assert_marked(words: &[u64; WORDS], mark: u64, what: &str) {
+    for word in words {
+        assert!(*word == 0 || word >> 56 == mark >> 56, "{what}: {word:#x} has not {mark:#x}");
+    }
+}
+
+fn page_of(word: u64) -> Vec<u8> {
+    word.to_le_bytes().repeat(WORDS)
+}
+
+/// Takes blocks from a file. The file system gives them to another one after its next commit.
+fn lose(file: &DaxFile, take: impl FnOnce(&File)) {
+    take(file.file());
+    file.file().sync_all().unwrap();
+}
+
+/// Leaves room for so many pages, so that files get the blocks that others lose.
+fn filler(pages: u64) -> DaxFile {
+    let file = DaxFile::new("filler");
+    let free = || rustix::fs::statfs(file.path()).unwrap().f_bavail;
+    let mut end = 0;
+    while free() > pages {
+        let more = (free() - pages) * PAGE as u64;
+        let reserved = fallocate(file.file(), FallocateFlags::empty(), end, more);
+        end += more;
+        reserved.unwrap();
+    }
+    file
+}
+
+/// Writes and loses pages of a file until all stop. There are pauses: a mapping that led to lost
+/// blocks would do so until the next change.
+fn change(file: &DaxFile, mark: u64, stop: &Stop, mut random: Random) -> u64 {
+    let mut steps = 0;
+    while !stop.is_said() {
+        let (page, count) = (random.below(PAGES), 1 + random.below(200));
+        let (offset, length) = (page * PAGE as u64, count.min(PAGES - page) * PAGE as u64);
+        match random.below(6) {
+            0 => lose(file, |file| file.set_len(offset).unwrap()),
+            1 => {
+                let way = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                lose(file, |file| fallocate(file, way, offset, length).unwrap());
+            }
+            // The other file may have all that is free.
+            2 => {
+                let _ = fallocate(file.file(), FallocateFlags::empty(), offset, length);
+            }
+            _ => {
+                let bytes = page_of(mark | steps).repeat(length as usize / PAGE);
+                drop(file.file().write_all_at(&bytes, offset));
+            }
+        }
+        steps += 1;
+        if mark == OURS && random.one_in(4) {
+            thread::sleep(Duration::from_millis(random.below(20)));
+        }
+    }
+    steps
+}
+
+/// Fails unless a file's own `read` finds its own words.
+fn check(file: &DaxFile, mark: u64) {
+    let bytes = fs::read(file.path()).unwrap();
+    for word in bytes.chunks_exact(8) {
+        let word = u64::from_le_bytes(word.try_into().unwrap());
+        assert!(word == 0 || word >> 56 == mark >> 56, "{word:#x} in the file of {mark:#x}");
+    }
+}
+
+/// Maps the file, uses the mapping for a while, and so on, until all stop.
+fn use_mappings(table: &Table, stop: &Stop, mut random: Random) -> u64 {
+    let mut seen = 0;
+    while !stop.is_said() {
+        let mapping = match random.below(3) {
+            0 => table.mapped_for_reading(PAGES),
+            1 => Mapping::new(table.request(READ_UNIT, READ_WRITE)).unwrap(),
+            _ => table.mapped(PAGES),
+        };
+        for _ in 0..random.below(300) {
+            seen += u64::from(use_once(table, &mapping, &mut random));
+        }
+    }
+    seen
+}
+
+fn use_once(table: &Table, mapping: &Mapping, random: &mut Random) -> bool {
+    let address = mapping.page(random.below(PAGES));
+    match random.below(24) {
+        0..10 => match access::load_page(address) {
+            Ok(words) => {
+                assert_marked(&words, OURS, "a mapping");
+                return words[0] != 0;
+            }
+            Err(fault) => assert_eq!(fault.signal, libc::SIGBUS),
+        },
+        10..18 => drop(access::store_page(address, OURS | 1)),
+        // Detaches the mount.
+        20.. => sys::madvise(mapping.start(), mapping.length(), libc::MADV_DONTNEED).unwrap(),
+        18 => table.refresh().or_else(busy).unwrap(),
+        _ if random.one_in(4) => {
+            let _ = sys::mprotect(mapping.start(), mapping.length(), READ_WRITE);
+        }
+        _ => table.sync().unwrap(),
+    }
+    false
+}
+
+/// The file may change faster than its table.
+fn busy(errno: vellum_kernel_tests::Errno) -> Result<(), vellum_kernel_tests::Errno> {
+    if errno == vellum_kernel_tests::Errno::BUSY { Ok(()) } else { Err(errno) }
+}
+
+#[test]
+fn no_mapping_leads_to_another_file_s_blocks() {
+    let Some(_turn) = dax_turn() else { return };
+    let random = Random::of_this_run().number();
+    let (file, other) = (DaxFile::new("ours"), DaxFile::new("others"));
+    let _filler = filler(PAGES + 200);
+    let plain = file.table();
+    let durable = Table::open(file.file(), DURABLE).unwrap();
+    let (stop, seen) = (Stop::default(), AtomicU64::new(0));
+    let deadline = Deadline::after_ms(6_000);
+    let numbers = |thread: u64| Random::new(random.wrapping_add(thread));
+    thread::scope(|scope| {
+        let _end = stop.at_end();
+        scope.spawn(|| change(&file, OURS, &stop, numbers(1)));
+        scope.spawn(|| change(&other, OTHERS, &stop, numbers(2)));
+        for (thread, table) in [(3, &plain), (4, &durable)] {
+            let (stop, seen, numbers) = (&stop, &seen, numbers(thread));
+            scope.spawn(move || {
+                seen.fetch_add(use_mappings(table, stop, numbers), Ordering::Relaxed);
+            });
+        }
+        while !deadline.is_over() {
+            check(&other, OTHERS);
+            assert_file_tables_are_sound();
+        }
+    });
+    check(&other, OTHERS);
+    check(&file, OURS);
+    assert!(seen.into_inner() > 0, "no thread saw a page");
+    plain.refresh().unwrap();
+    assert_file_tables_are_sound();
+}
+
+/// A fault attaches a mount while the file loses all of its blocks.
+#[test]
+fn a_mapping_is_attached_before_blocks_are_lost_or_not_at_all() {
+    let Some(_turn) = dax_turn() else { return };
+    const FEW: u64 = 64;
+    let _filler = filler(FEW + 16);
+    let file = DaxFile::new("ours");
+    let table = file.table();
+    let mapping = table.mapped(FEW);
+    let mut random = Random::of_this_run();
+    let barrier = Barrier::new(2);
+    for _ in 0..rounds(200) {
+        file.file().write_all_at(&page_of(OURS).repeat(FEW as usize), 0).unwrap();
+        table.refresh().unwrap();
+        sys::madvise(mapping.start(), mapping.length(), libc::MADV_DONTNEED).unwrap();
+        let (page, pause) = (random.below(FEW), Duration::from_micros(random.below(300)));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                barrier.wait();
+                access::load(mapping.page(page)).unwrap();
+            });
+            barrier.wait();
+            thread::sleep(pause);
+            let way = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            lose(&file, |file| fallocate(file, way, 0, FEW * PAGE as u64).unwrap());
+        });
+        let other = DaxFile::new("others");
+        other.file().write_all_at(&page_of(OTHERS).repeat(FEW as usize), 0).unwrap();
+        for page in 0..FEW {
+            let words = access::load_page(mapping.page(page)).unwrap();
+            assert!(words.iter().all(|word| *word == 0), "page {page}: {:#x}", words[0]);
+        }
+    }
+}
+
+/// Tables are opened and closed, mapped and refreshed by threads that know nothing of each other.
+#[test]
+fn tables_come_and_go_while_files_change() {
+    let Some(_turn) = dax_turn() else { return };
+    let random = Random::of_this_run().number();
+    let files: Vec<_> = (0..3).map(|at| DaxFile::new(&format!("file-{at}"))).collect();
+    let (stop, deadline) = (Stop::default(), Deadline::after_ms(4_000));
+    thread::scope(|scope| {
+        let _end = stop.at_end();
+        for thread in 0..3 {
+            let (files, stop) = (&files, &stop);
+            let mut numbers = Random::new(random.wrapping_add(thread));
+            scope.spawn(move || {
+                while !stop.is_said() {
+                    let file = &files[numbers.below(3) as usize];
+                    let table = file.table();
+                    let mapping = table.mapped(PAGES);
+                    for _ in 0..numbers.below(20) {
+                        use_once(&table, &mapping, &mut numbers);
+                    }
+                    if numbers.one_in(2) {
+                        drop(table);
+                    }
+                }
+            });
+        }
+        let (files, stop, mut numbers) = (&files, &stop, Random::new(random.wrapping_add(9)));
+        scope.spawn(move || {
+            while !stop.is_said() {
+                let file = &files[numbers.below(3) as usize];
+                file.file().set_len(numbers.below(PAGES) * PAGE as u64).unwrap();
+                let page = numbers.below(PAGES) * PAGE as u64;
+                file.file().write_all_at(&page_of(OURS | 2), page).unwrap();
+            }
+        });
+        while !deadline.is_over() {
+            fs::read_to_string("/sys/kernel/debug/vellum/file-tables").unwrap();
+        }
+    });
+}
