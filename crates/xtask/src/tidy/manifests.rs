@@ -23,6 +23,10 @@ const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
         "crates/morsel/Cargo.toml",
         &["vellum-pool", "vellum", "vellum-cli", BENCH, EXPERIMENTS, PEERS],
     ),
+    (
+        "crates/dax/Cargo.toml",
+        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
+    ),
     ("crates/capi/Cargo.toml", &["vellum-pool", "vellum-cli", BENCH, EXPERIMENTS, PEERS]),
     (
         "crates/preload/Cargo.toml",

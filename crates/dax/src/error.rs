@@ -1,0 +1,78 @@
+//! Why an operation on a file fails, and what to do.
+
+use rustix::io::Errno;
+
+/// The result of an operation on a file.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation on a file failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The caller asked for a file table, and the file cannot have one.
+    #[error("the file can have no file table: {reason}")]
+    NoTable {
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The range is not within what the mapping shows.
+    #[error("bytes {start}..{end} are not within the mapping, which shows {length}")]
+    OutOfRange {
+        /// First byte.
+        start: u64,
+        /// The byte after the last one.
+        end: u64,
+        /// Bytes that the mapping shows.
+        length: u64,
+    },
+    /// The file, or the mapping, is for reading only.
+    #[error("{doing}: this is for reading only; open the file and map it for writing")]
+    ReadOnly {
+        /// The operation that failed.
+        doing: &'static str,
+    },
+    /// The file is longer than a mapping can be.
+    #[error("the file has {length} bytes, and a mapping shows at most {most}")]
+    TooLong {
+        /// Bytes.
+        length: u64,
+        /// Bytes.
+        most: u64,
+    },
+    /// The storage is full.
+    #[error("{doing}: no space left on the storage; remove files, or use a larger device")]
+    NoSpace {
+        /// The operation that failed.
+        doing: &'static str,
+    },
+    /// Memory or addresses ran out.
+    #[error("{doing}: not enough memory; free some, or raise the limit of the memory cgroup")]
+    NoMemory {
+        /// The operation that failed.
+        doing: &'static str,
+    },
+    /// Any other error of the system.
+    #[error("{doing}: {errno}")]
+    System {
+        /// The operation that failed.
+        doing: &'static str,
+        /// The error of the system.
+        errno: Errno,
+    },
+}
+
+impl Error {
+    /// The meaning of an error number.
+    pub(crate) fn of(doing: &'static str, errno: Errno) -> Self {
+        match errno {
+            Errno::NOSPC | Errno::DQUOT => Self::NoSpace { doing },
+            Errno::NOMEM => Self::NoMemory { doing },
+            Errno::BADF | Errno::ACCESS => Self::ReadOnly { doing },
+            errno => Self::System { doing, errno },
+        }
+    }
+
+    pub(crate) fn of_io(doing: &'static str, error: &std::io::Error) -> Self {
+        Self::of(doing, Errno::from_io_error(error).unwrap_or(Errno::IO))
+    }
+}

@@ -1,0 +1,261 @@
+//! A file, and its table if it has one.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use vellum_uapi::dax::{self, DURABLE, MAX_EXTENT, NOSYNC};
+
+use crate::PAGE_SIZE;
+use crate::backend::{self, Backend};
+use crate::error::{Error, Result};
+use crate::mapping::{Access, Mapping};
+use crate::sys;
+
+/// Who makes stores through a mapping durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// [`DaxFile::sync`] does, as `fsync` would: it writes back what was stored since the last one.
+    #[default]
+    Synced,
+    /// The program does, by [`Mapping::persist`] or [`Mapping::write_durably`], and
+    /// [`DaxFile::sync`] of this file does nothing with a table (the paper's *nosync*, section
+    /// IV.D). On storage that is not byte-addressable the two call `msync`.
+    Flushed,
+}
+
+/// Which backend to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackendChoice {
+    /// The best that the file can have.
+    #[default]
+    Auto,
+    /// This one, or an error.
+    Only(Backend),
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// How it is mapped.
+    pub backend: BackendChoice,
+    /// Who makes stores durable.
+    pub durability: Durability,
+}
+
+/// A table's figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Pages of the file that the table was made for.
+    pub pages: u64,
+    /// Pages that no access faults in.
+    pub present: u64,
+    /// Bytes that page tables take, once for all processes.
+    pub table_bytes: u64,
+    /// Mappings, of all processes.
+    pub mappings: u64,
+    /// Mappings that the file system serves for now, page by page.
+    pub served_by_file: u64,
+    /// The file has lost blocks since the table was made or refreshed.
+    pub is_stale: bool,
+}
+
+/// A file on storage that programs address by bytes. See the crate's front page.
+#[derive(Debug)]
+pub struct DaxFile {
+    file: Arc<File>,
+    table: Option<OwnedFd>,
+    durability: Durability,
+    why_no_table: Option<String>,
+}
+
+impl DaxFile {
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// What the system said; [`Error::NoTable`] if the options ask for a table, and the file cannot
+    /// have one.
+    pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Self> {
+        Self::open_with(path.as_ref(), OpenOptions::new().read(true), options)
+    }
+
+    /// Opens a file for reading and writing.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_to_write(path: impl AsRef<Path>, options: &Options) -> Result<Self> {
+        Self::open_with(path.as_ref(), OpenOptions::new().read(true).write(true), options)
+    }
+
+    /// Makes a file, or opens the one that is there, for reading and writing.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn create(path: impl AsRef<Path>, options: &Options) -> Result<Self> {
+        let mut how = OpenOptions::new();
+        Self::open_with(path.as_ref(), how.read(true).write(true).create(true), options)
+    }
+
+    fn open_with(path: &Path, how: &OpenOptions, options: &Options) -> Result<Self> {
+        let file = how.open(path).map_err(|error| Error::of_io("opening a file", &error))?;
+        Self::from_file(file, options)
+    }
+
+    /// Takes over a file that is open for reading, and perhaps for writing.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn from_file(file: File, options: &Options) -> Result<Self> {
+        let flags = match options.durability {
+            Durability::Synced => 0,
+            Durability::Flushed => DURABLE | NOSYNC,
+        };
+        let table = match options.backend {
+            BackendChoice::Only(Backend::Mmap) => Err("the program has chosen mmap".to_owned()),
+            _ => backend::open_table(&file, flags),
+        };
+        let (table, why_no_table) = match table {
+            Ok(table) => (Some(table), None),
+            Err(reason) if options.backend == BackendChoice::Only(Backend::Table) => {
+                return Err(Error::NoTable { reason });
+            }
+            Err(reason) => (None, Some(reason)),
+        };
+        Ok(Self { file: Arc::new(file), table, durability: options.durability, why_no_table })
+    }
+
+    /// How it is mapped.
+    pub fn backend(&self) -> Backend {
+        if self.table.is_some() { Backend::Table } else { Backend::Mmap }
+    }
+
+    /// Why it has no table, and what to do; `None` if it has one.
+    pub fn why_no_table(&self) -> Option<&str> {
+        self.why_no_table.as_deref()
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Bytes of the file.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn length(&self) -> Result<u64> {
+        let data = self.file.metadata();
+        Ok(data.map_err(|error| Error::of_io("asking for the file's length", &error))?.len())
+    }
+
+    /// Maps all of the file, and room for as much again, and a GiB at least, so that the mapping
+    /// shows what is appended. Costs address space, not memory.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`] the file is open for reading only; [`Error::TooLong`];
+    /// [`Error::NoMemory`]; what the system said.
+    pub fn map(&self, access: Access) -> Result<Mapping> {
+        let length = self.length()?;
+        if length > MAX_EXTENT {
+            return Err(Error::TooLong { length, most: MAX_EXTENT });
+        }
+        let bytes = dax::extent((2 * length).max(1)).min(MAX_EXTENT) as usize;
+        let table = self.table.as_ref().map(AsFd::as_fd);
+        let flushed = self.durability == Durability::Flushed;
+        Mapping::new(&self.file, table, bytes, access, flushed)
+            .map_err(|errno| Error::of("mapping a file", errno))
+    }
+
+    /// Appends bytes, and returns where they begin. Mappings of the file show them at once, without
+    /// a fault. Other threads and processes must not append at the same time.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::NoSpace`]; what the system said.
+    pub fn append(&self, bytes: &[u8]) -> Result<u64> {
+        let end = self.length()?;
+        let written = self.file.write_all_at(bytes, end);
+        written.map_err(|error| Error::of_io("appending to a file", &error))?;
+        self.refresh()?;
+        Ok(end)
+    }
+
+    /// Makes the file longer, by zeros whose blocks exist already: a store to them needs no fault.
+    /// Does nothing if the file is as long.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::NoSpace`]; what the system said.
+    pub fn extend(&self, length: u64) -> Result<()> {
+        const DOING: &str = "extending a file";
+        let before = self.length()?;
+        if length <= before {
+            return Ok(());
+        }
+        self.file.set_len(length).map_err(|error| Error::of_io(DOING, &error))?;
+        let filled = self.fill(before, length);
+        if let Err(error) = filled {
+            // Without room for its blocks it is as it was.
+            let _ = self.file.set_len(before);
+            return Err(Error::of_io(DOING, &error));
+        }
+        self.refresh()
+    }
+
+    /// Writes zeros in pieces. The file system zeroes blocks for a mapping, too, and then the
+    /// program writes them again (section III.B); written here they are zeroed once.
+    fn fill(&self, from: u64, to: u64) -> std::io::Result<()> {
+        const PIECE: u64 = 1 << 20;
+        let zeros = vec![0; PIECE.min(to - from) as usize];
+        let mut at = from;
+        while at < to {
+            let bytes = (to - at).min(PIECE - at % PAGE_SIZE) as usize;
+            self.file.write_all_at(&zeros[..bytes.min(zeros.len())], at)?;
+            at += bytes.min(zeros.len()) as u64;
+        }
+        Ok(())
+    }
+
+    /// Brings the table up to date with a file that other programs change, so that no access to a
+    /// mapping faults. Needed for speed alone: a mapping shows the file as it is in any case.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn refresh(&self) -> Result<()> {
+        let Some(table) = &self.table else { return Ok(()) };
+        match sys::refresh(table.as_fd()) {
+            // The file system serves a file that changes all the time.
+            Err(Errno::BUSY) => Ok(()),
+            done => done.map_err(|errno| Error::of("refreshing a file table", errno)),
+        }
+    }
+
+    /// Makes durable what was stored through mappings, by any process, and written by calls. Does
+    /// nothing for a table with [`Durability::Flushed`].
+    ///
+    /// # Errors
+    /// What the system said. After an error of the device what was stored may be lost.
+    pub fn sync(&self) -> Result<()> {
+        let target = self.table.as_ref().map_or(self.file.as_fd(), AsFd::as_fd);
+        rustix::fs::fsync(target).map_err(|errno| Error::of("making a file durable", errno))
+    }
+
+    /// The table's figures; `None` without a table.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn stat(&self) -> Result<Option<Stat>> {
+        let Some(table) = &self.table else { return Ok(None) };
+        let stat = sys::stat(table.as_fd());
+        let stat = stat.map_err(|errno| Error::of("asking for a table's figures", errno))?;
+        Ok(Some(Stat {
+            pages: stat.pages,
+            present: stat.leaves,
+            table_bytes: stat.tables * PAGE_SIZE,
+            mappings: stat.mounts,
+            served_by_file: stat.barred,
+            is_stale: stat.stale != 0,
+        }))
+    }
+}

@@ -1,0 +1,52 @@
+//! Files on byte-addressable storage, mapped without page faults.
+//!
+//! A [`DaxFile`] is a file whose page tables exist before any process needs them (Alverti et al.,
+//! "DaxVM", MICRO '22). With Vellum's kernel module, on ext4 that is mounted for DAX, a [`Mapping`]
+//! costs one entry of the process' own page tables for each GiB, no access to it faults, and all
+//! processes share the tables. Without the module, or on other storage, the same calls use `mmap`:
+//! [`DaxFile::backend`] says which, and [`probe`] says why.
+//!
+//! ```
+//! use vellum_dax::{Access, DaxFile, Options};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("log");
+//! let file = DaxFile::create(&path, &Options::default())?;
+//! file.append(b"hello, ")?;
+//! let mapping = file.map(Access::ReadWrite)?;
+//! mapping.write_at(0, b"H")?;
+//! file.append(b"storage")?;
+//!
+//! let mut text = [0; 14];
+//! mapping.read_at(0, &mut text)?; // the mapping shows what was appended since
+//! assert_eq!(&text, b"Hello, storage");
+//! file.sync()?; // from now on it survives a loss of power
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! What a mapping shows is the file: other processes may write it at any time, and may shorten it.
+//! So [`Mapping::read_at`] and [`Mapping::write_at`] copy, and references into it are `unsafe`
+//! ([`Mapping::bytes`]). An access to a page that the file has lost meanwhile is SIGBUS, as it is
+//! for `mmap`.
+//!
+//! A program that makes its stores durable itself opens the file with [`Durability::Flushed`] and
+//! calls [`Mapping::persist`], which costs no system call.
+//!
+//! Runs on Linux 5.10 and later with 4 KiB pages.
+
+mod backend;
+mod error;
+mod file;
+mod mapping;
+mod persist;
+mod sys;
+
+pub use backend::{Backend, Probe, probe};
+pub use error::{Error, Result};
+pub use file::{BackendChoice, DaxFile, Durability, Options, Stat};
+pub use mapping::{Access, Mapping};
+pub use persist::{Flush, copy_past_caches, flush};
+pub use rustix::io::Errno;
+
+/// Bytes of a page.
+pub const PAGE_SIZE: u64 = 4096;

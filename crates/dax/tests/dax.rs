@@ -1,0 +1,138 @@
+//! Files of every backend that works here: in a guest of the lab with its persistent memory, with
+//! file tables; elsewhere with `mmap`.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use vellum_dax::{Access, Backend, BackendChoice, DaxFile, Durability, Error, Options, probe};
+
+/// Each backend with a folder for its files.
+fn backends() -> Vec<(Backend, TempDir)> {
+    let mut found = vec![(Backend::Mmap, tempfile::tempdir().unwrap())];
+    if let Some(folder) = folder_for_tables() {
+        found.push((Backend::Mmap, TempDir::new_in(&folder).unwrap()));
+        found.push((Backend::Table, TempDir::new_in(&folder).unwrap()));
+    }
+    found
+}
+
+/// A folder whose files can have tables.
+fn folder_for_tables() -> Option<PathBuf> {
+    let folder = Path::new("/pmem");
+    if probe().backend != Backend::Table {
+        eprintln!("without file tables: {}", probe().about);
+        return None;
+    }
+    let file = tempfile::NamedTempFile::new_in(folder).ok()?;
+    let found = DaxFile::open(file.path(), &only(Backend::Table));
+    found.inspect_err(|error| eprintln!("without file tables in {folder:?}: {error}")).ok()?;
+    Some(folder.to_owned())
+}
+
+fn only(backend: Backend) -> Options {
+    Options { backend: BackendChoice::Only(backend), ..Options::default() }
+}
+
+/// Calls the function for a new file of each backend, with each durability.
+fn each(work: impl Fn(&Path, &Options)) {
+    for (backend, folder) in backends() {
+        for durability in [Durability::Synced, Durability::Flushed] {
+            println!("{backend}, {durability:?}");
+            let path = folder.path().join(format!("{durability:?}"));
+            work(&path, &Options { durability, ..only(backend) });
+        }
+    }
+}
+
+#[test]
+fn a_mapping_shows_the_file_and_what_is_appended() {
+    each(|path, options| {
+        fs::write(path, vec![7; 10_000]).unwrap();
+        let file = DaxFile::open_to_write(path, options).unwrap();
+        assert_eq!(BackendChoice::Only(file.backend()), options.backend);
+        let (mapping, reader) =
+            (file.map(Access::ReadWrite).unwrap(), file.map(Access::Read).unwrap());
+        let mut bytes = [0; 3];
+        mapping.read_at(9_997, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 3]);
+        assert_eq!(file.append(&[8; 5_000]).unwrap(), 10_000);
+        reader.read_at(9_999, &mut bytes).unwrap();
+        assert_eq!(bytes, [7, 8, 8]);
+        mapping.write_at(14_000, &[9; 1_000]).unwrap();
+        mapping.write_durably(0, &[1; 100]).unwrap();
+        mapping.persist(14_000, 1_000).unwrap();
+        file.sync().unwrap();
+        let mut wanted = vec![1; 100];
+        for (byte, count) in [(7, 9_900), (8, 4_000), (9, 1_000)] {
+            wanted.extend(vec![byte; count]);
+        }
+        assert!(fs::read(path).unwrap() == wanted);
+        // SAFETY: no process changes the file.
+        #[allow(unsafe_code)]
+        let seen = unsafe { reader.bytes(15_000).unwrap() };
+        assert!(seen == wanted);
+    });
+}
+
+#[test]
+fn ranges_and_rights_are_checked() {
+    each(|path, options| {
+        fs::write(path, [7; 100]).unwrap();
+        let file = DaxFile::open(path, options).unwrap();
+        assert!(matches!(file.map(Access::ReadWrite), Err(Error::ReadOnly { .. })));
+        assert!(matches!(file.append(b"more"), Err(Error::ReadOnly { .. })));
+        assert!(file.extend(200).is_err());
+        let mapping = file.map(Access::Read).unwrap();
+        assert!(matches!(mapping.write_at(0, b"x"), Err(Error::ReadOnly { .. })));
+        assert!(matches!(mapping.write_durably(0, b"x"), Err(Error::ReadOnly { .. })));
+        for (offset, bytes) in [(100, 1), (99, 2), (u64::MAX, 1), (1 << 60, 1)] {
+            let error = mapping.read_at(offset, &mut vec![0; bytes]).unwrap_err();
+            assert!(matches!(error, Error::OutOfRange { length: 100, .. }), "{error}");
+            assert!(mapping.persist(offset, bytes).is_err());
+        }
+        mapping.read_at(100, &mut []).unwrap();
+        // The file becomes shorter.
+        fs::OpenOptions::new().write(true).open(path).unwrap().set_len(10).unwrap();
+        assert_eq!(mapping.length().unwrap(), 10);
+        assert!(mapping.read_at(9, &mut [0; 2]).is_err());
+        assert_eq!(fs::read(path).unwrap(), [7; 10]);
+    });
+}
+
+#[test]
+fn an_extended_file_is_zeros_in_place() {
+    each(|path, options| {
+        let file = DaxFile::create(path, options).unwrap();
+        file.extend(5_000).unwrap();
+        let mapping = file.map(Access::ReadWrite).unwrap();
+        file.extend(3 << 20).unwrap();
+        file.extend(10).unwrap();
+        assert_eq!(mapping.length().unwrap(), 3 << 20);
+        mapping.write_at((3 << 20) - 5, b"Hello").unwrap();
+        if let Some(stat) = file.stat().unwrap() {
+            assert_eq!((stat.pages, stat.present, stat.served_by_file), (768, 768, 0));
+            assert_eq!((stat.mappings, stat.is_stale), (1, false));
+        }
+        let mut wanted = vec![0; (3 << 20) - 5];
+        wanted.extend(b"Hello");
+        assert!(fs::read(path).unwrap() == wanted);
+    });
+}
+
+#[test]
+fn what_cannot_have_a_table_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plain");
+    fs::write(&path, b"plain").unwrap();
+    let error = DaxFile::open(&path, &only(Backend::Table)).unwrap_err();
+    let Error::NoTable { reason } = error else { panic!("{error}") };
+    let file = DaxFile::open(&path, &Options::default()).unwrap();
+    assert_eq!((file.backend(), file.why_no_table()), (Backend::Mmap, Some(&reason[..])));
+    assert_eq!(file.stat().unwrap(), None);
+    let wanted = if probe().backend == Backend::Table { "-o dax" } else { "vellum.ko" };
+    assert!(reason.contains(wanted), "{reason}");
+    let error = DaxFile::open(folder.path().join("nowhere"), &Options::default()).unwrap_err();
+    assert!(error.to_string().starts_with("opening a file: "), "{error}");
+}
