@@ -84,6 +84,7 @@ enum Command {
     Log(command::log::Arguments),
     Morseld(command::morseld::Arguments),
     Morsel(command::morsel::Arguments),
+    Dax(command::dax::Arguments),
     #[cfg_attr(not(feature = "sim"), command(hide = true))]
     Sim(command::sim::Arguments),
     #[command(hide = true)]
@@ -130,6 +131,7 @@ fn run(command: Command) -> Outcome {
         Command::Log(arguments) => command::log::run(&arguments),
         Command::Morseld(arguments) => command::morseld::run(&arguments),
         Command::Morsel(arguments) => command::morsel::run(&arguments),
+        Command::Dax(arguments) => command::dax::run(&arguments),
         Command::Sim(arguments) => command::sim::run(&arguments),
         Command::WriteManuals(arguments) => {
             command::manuals::run(&arguments, &Arguments::command())

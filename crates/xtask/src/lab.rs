@@ -19,7 +19,16 @@ const ON_ALL: [&str; 3] = ["vellum-lab/guest", "vellum-vm/", "vellum-kernel-test
 /// Each list is a machine, because two that run side by side keep two processors busy.
 const ON_ONE: [(&str, &[&str]); 2] = [
     ("stores", &["vellum/", "vellum-bench/tpcc_beyond_memory"]),
-    ("pools", &["vellum-pool/", "vellum-morsel/", "vellum-dax/", "vellum-preload/preload"]),
+    (
+        "pools",
+        &[
+            "vellum-pool/",
+            "vellum-morsel/",
+            "vellum-dax/",
+            "vellum-cli/dax",
+            "vellum-preload/preload",
+        ],
+    ),
 ];
 
 /// The programs whose threads really run at the same time, on a machine with a thread of the host

@@ -4,6 +4,7 @@ pub mod backup;
 pub mod bench;
 pub mod check;
 pub mod compact;
+pub mod dax;
 pub mod dump;
 mod dump_format;
 pub mod export;

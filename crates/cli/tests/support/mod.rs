@@ -9,9 +9,11 @@ use std::process::{Command, Output, Stdio};
 
 pub use vellum_testing::random::bytes as noise;
 
-/// A command that is not started yet.
+/// A command that is not started yet. In a guest of the lab it lies next to the test.
 pub fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+    let built = PathBuf::from(env!("CARGO_BIN_EXE_vellum"));
+    let beside = || std::env::current_exe().unwrap().with_file_name("vellum");
+    let mut command = Command::new(if built.exists() { built } else { beside() });
     command.args(arguments).stdin(Stdio::null());
     command
 }

@@ -49,8 +49,10 @@ pub const LONG_TESTS: [(&str, &str, &str); 1] = [(
     "storage and log in memory, some minutes in an emulator; runs with PACKAGE=vellum",
 )];
 
-/// Libraries that test programs look for in their own folder, each with the program.
-const BESIDE: [(&str, &str); 1] = [("vellum-preload/preload", "libvellum_preload.so")];
+/// What test programs look for in their own folder, each with the program, and where cargo puts it:
+/// a library, and the command.
+const BESIDE: [(&str, &str); 2] =
+    [("vellum-preload/preload", "libvellum_preload.so"), ("vellum-cli/dax", "../vellum")];
 
 /// Programs of this machine that test programs look for in their own folder.
 const TOOLS: [(&str, &str); 1] = [("vellum/power_loss", "/usr/sbin/dmsetup")];
@@ -217,6 +219,8 @@ mod tests {
         let library = "libvellum_preload.so";
         let expected = (format!("vellum-preload/{library}"), Path::new("/deps").join(library));
         assert_eq!(beside(&program("vellum-preload/preload")).collect::<Vec<_>>(), [expected]);
+        let command = ("vellum-cli/vellum".to_owned(), Path::new("/deps/../vellum").to_owned());
+        assert_eq!(beside(&program("vellum-cli/dax")).collect::<Vec<_>>(), [command]);
         assert_eq!(beside(&program("vellum/store")).count(), 0);
     }
 

@@ -1,0 +1,56 @@
+//! `vellum dax`: files on byte-addressable storage, and their page tables.
+
+mod probe;
+mod stat;
+mod tables;
+
+use std::path::Path;
+
+use clap::Subcommand;
+use vellum_dax::DaxFile;
+
+use crate::error::{Failure, Outcome};
+
+const HELP: &str = "\
+Examples:
+  vellum dax probe                     is the kernel module there?
+  vellum dax probe /mnt/pmem/model     can this file have a file table?
+  vellum dax stat /mnt/pmem/model      its table
+  vellum dax tables                    all tables in this kernel (root)
+
+A file table is the page tables of a file on persistent memory, which processes map by one entry:
+no access faults. Needs Vellum's kernel module and ext4 mounted with -o dax; without them the crate
+vellum-dax maps files by mmap.";
+
+/// Show files on byte-addressable storage, and their page tables
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Probe(probe::Arguments),
+    Stat(stat::Arguments),
+    Tables(tables::Arguments),
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When a file cannot be opened, or the module refuses something.
+pub fn run(arguments: &Arguments) -> Outcome {
+    match &arguments.command {
+        Command::Probe(arguments) => probe::run(arguments),
+        Command::Stat(arguments) => stat::run(arguments),
+        Command::Tables(arguments) => tables::run(arguments),
+    }
+}
+
+/// Opens a file, with a table if it can have one.
+fn open(path: &Path) -> Result<DaxFile, Failure> {
+    DaxFile::open(path, &vellum_dax::Options::default())
+        .map_err(|error| Failure::message(format!("{}: {error}", path.display())))
+}
