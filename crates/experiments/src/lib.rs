@@ -12,6 +12,7 @@ mod bulk_work;
 mod commits;
 mod context;
 mod data_sizes;
+mod dax;
 mod disk;
 mod durable;
 mod exmap;
@@ -76,4 +77,5 @@ pub const ALL: &[Experiment] = &[
     morsel::MORSEL_START,
     morsel::MORSEL_MAP,
     morsel::MORSEL_PIPELINE,
+    dax::DAX_MAP,
 ];

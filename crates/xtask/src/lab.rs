@@ -339,9 +339,17 @@ fn bench(root: &Path, options: &Options, name: &str) -> Outcome {
     if let Some(model) = model(&options.arguments) {
         command.arg("--file").arg(format!("model={model}"));
     }
+    if is_on_persistent_memory(name) {
+        command.args(["--pmem", "--pmem-gib", "1"]);
+    }
     command.args(["run", "--patience", BENCH_PATIENCE]);
     command.arg(format!("vellum={} {}", path.display(), words(name, &options.arguments)));
     finish(command)
+}
+
+/// Whether the experiment's files are on the guest's persistent memory.
+fn is_on_persistent_memory(name: &str) -> bool {
+    name.starts_with("dax-")
 }
 
 /// The path of the model in the guest.
@@ -358,7 +366,8 @@ fn words(name: &str, arguments: &[String]) -> String {
     let mut words = format!("bench {name} --quick --no-progress");
     if !arguments.iter().any(|argument| argument.starts_with("--dir")) {
         // The files are on the guest's disk, because `/tmp` is in memory.
-        words.push_str(" --dir /mnt/bench");
+        let folder = if is_on_persistent_memory(name) { "/pmem" } else { "/mnt/bench" };
+        words.push_str(&format!(" --dir {folder}"));
     }
     let model = model(arguments);
     for argument in arguments {

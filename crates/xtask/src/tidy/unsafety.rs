@@ -57,6 +57,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/bench/src/worker/whole_file.rs", "mapping a file as other programs do"),
     ("crates/experiments/src/page_access/", "plain reads to compare optimistic ones with"),
     ("crates/experiments/src/fig4.rs", "touching and releasing pages without a pool"),
+    ("crates/experiments/src/dax/", "reading files that nothing changes"),
     ("crates/experiments/src/exmap/", "the device without a pool"),
     ("crates/bench-peers/src/", "what other engines' interfaces ask for"),
     ("crates/testing/src/allocations.rs", "an allocator that counts"),

@@ -1,0 +1,6 @@
+//! File tables compared with the kernel's own ways to files on persistent memory: the experiments
+//! of "DaxVM: Stressing the Limits of Memory as a File Interface" (MICRO '22).
+
+mod map;
+
+pub use map::DAX_MAP;
