@@ -1,15 +1,13 @@
 //! `vellum dax`: files on byte-addressable storage, and their page tables.
 
+mod file;
 mod probe;
 mod stat;
 mod tables;
 
-use std::path::Path;
-
 use clap::Subcommand;
-use vellum_dax::DaxFile;
 
-use crate::error::{Failure, Outcome};
+use crate::error::Outcome;
 
 const HELP: &str = "\
 Examples:
@@ -47,10 +45,4 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Command::Stat(arguments) => stat::run(arguments),
         Command::Tables(arguments) => tables::run(arguments),
     }
-}
-
-/// Opens a file, with a table if it can have one.
-fn open(path: &Path) -> Result<DaxFile, Failure> {
-    DaxFile::open(path, &vellum_dax::Options::default())
-        .map_err(|error| Failure::message(format!("{}: {error}", path.display())))
 }

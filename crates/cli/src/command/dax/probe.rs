@@ -29,7 +29,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let mut file = None;
     if let Some(path) = &arguments.file {
-        let opened = super::open(path)?;
+        let opened = super::file::open(path)?;
         file = Some((
             path.display().to_string(),
             opened.backend(),

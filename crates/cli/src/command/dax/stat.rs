@@ -27,7 +27,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let start = Instant::now();
-    let file = super::open(&arguments.file)?;
+    let file = super::file::open(&arguments.file)?;
     let seconds = start.elapsed().as_secs_f64();
     let shown = arguments.file.display();
     let failed = |error| Failure::message(format!("{shown}: {error}"));
