@@ -177,9 +177,17 @@ bool pt_mount_bar(struct pt_mount *mount)
 	spin_lock(&mount->lock);
 	was_barred = mount->barred;
 	mount->barred = true;
+	mount->serving += was_barred;
 	pt_mount_detach_locked(mount);
 	spin_unlock(&mount->lock);
 	return was_barred;
+}
+
+void pt_mount_served(struct pt_mount *mount)
+{
+	spin_lock(&mount->lock);
+	mount->serving--;
+	spin_unlock(&mount->lock);
 }
 
 static void pt_area_widen(struct pt_area *area, unsigned long start, unsigned long end)
@@ -319,7 +327,7 @@ static int pt_mount_attach(struct pt_mount *mount, const struct vm_area_struct *
 	} while (true);
 	if (mount->dead)
 		error = -ESRCH;
-	else if (!mount->attached && !mount->barred)
+	else if (!mount->attached && !mount->barred && !mount->serving)
 		pt_mount_put_in(mount, !(vma->vm_flags & VM_WRITE), mirror);
 	spin_unlock(&mount->lock);
 	return error;
@@ -411,18 +419,22 @@ static bool pt_mount_slots_are_empty(const struct pt_mount *mount, struct mm_str
 }
 
 /*
- * The mount may be detached while a fault is under way, if only the fault holds the mmap lock.
- * Where the fault reads a slot for a table of level 1 twice, the slot must not become none in
+ * The mount may be detached while other code walks the page tables, if that holds the mmap lock for
+ * reading. The core reads an entry above level 2 once to see that it is there, and once more to
+ * walk on; some kernels do that with an entry of level 2, too. Such a slot must not become none in
  * between. So it has an empty table of the process' own while the mount is detached.
  */
 static int pt_mount_fill_slots(const struct pt_mount *mount, struct mm_struct *mm)
 {
+	const struct pt_piece *piece;
 	unsigned int i;
 
-	for (i = 0; PT_FAULT_READS_TWICE && i < mount->count; i++)
-		if (mount->pieces[i].level == PG_LEVEL_4K &&
-		    !pt_slot_own_table(mm, mount->pieces[i].addr))
+	for (i = 0; i < mount->count; i++) {
+		piece = &mount->pieces[i];
+		if ((piece->level > PG_LEVEL_4K || PT_FAULT_READS_TWICE) &&
+		    pt_slot_fill(mm, piece->addr, piece->level))
 			return -ENOMEM;
+	}
 	return 0;
 }
 
@@ -481,7 +493,7 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 {
 	int error;
 
-	if (vma_pages(vma) != mount->tree->pages)
+	if (!mount->mm && vma_pages(vma) != mount->tree->pages)
 		return -EINVAL;
 	error = pt_mount_create_detached(mount, vma);
 	/* A mapping that no access is allowed to is attached when its rights change. */

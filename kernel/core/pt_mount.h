@@ -75,6 +75,7 @@ struct pt_mount {
 	bool			attached;
 	bool			reads;		/* attached for a mapping that may not write */
 	bool			barred;
+	unsigned int		serving;	/* faults that the owner serves meanwhile */
 	bool			dead;		/* the process is ending */
 	bool			stale;		/* taken out, and perhaps not flushed */
 	bool			failed;		/* the last mount for a child failed */
@@ -95,10 +96,13 @@ vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf);
 void __pt_mount_mirror(struct pt_mount *mount, u64 page);
 void pt_mount_detach(struct pt_mount *mount);
 /*
- * Detaches the mount and keeps it so. True: it was barred before. False: what a fault has found in
- * page tables may be the tree's, and the access has to be tried again.
+ * Detaches the mount and keeps it so. True: it was barred before, and stays detached until
+ * pt_mount_served(), even if it is unbarred meanwhile: the caller may put entries into the process'
+ * own tables. False: what a fault has found in page tables may be the tree's, and the access has to
+ * be tried again.
  */
 bool pt_mount_bar(struct pt_mount *mount);
+void pt_mount_served(struct pt_mount *mount);
 
 /* Addresses of one process. It begins empty. */
 struct pt_area {

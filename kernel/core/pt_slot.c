@@ -110,7 +110,21 @@ pteval_t *pt_slot_own_table(struct mm_struct *mm, unsigned long addr)
 	return (pteval_t *)pmd_page_vaddr(*pmd);
 }
 
-/* Makes the tables above the slot. */
+int pt_slot_fill(struct mm_struct *mm, unsigned long addr, unsigned int level)
+{
+	switch (level) {
+	case PG_LEVEL_4K:
+		return pt_slot_own_table(mm, addr) ? 0 : -ENOMEM;
+	case PG_LEVEL_2M:
+		return pt_slot_make_pmd(mm, addr) ? 0 : -ENOMEM;
+	case PG_LEVEL_1G:
+		return pt_slot_make_pud(mm, addr) ? 0 : -ENOMEM;
+	case PG_LEVEL_512G:
+		return pt_slot_make_p4d(mm, addr) ? 0 : -ENOMEM;
+	}
+	return -EINVAL;
+}
+
 int pt_slot_prepare(struct mm_struct *mm, unsigned long addr, unsigned int level)
 {
 	switch (level) {

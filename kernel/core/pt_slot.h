@@ -15,10 +15,14 @@
 #include <linux/mm.h>
 #include <linux/types.h>
 
+/* Makes the tables above the slot. */
 int pt_slot_prepare(struct mm_struct *mm, unsigned long addr, unsigned int level);
 pteval_t pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level);
 pteval_t pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, pteval_t entry);
 bool pt_slot_is_empty(struct mm_struct *mm, unsigned long addr, unsigned int level);
+
+/* Puts an empty table of the process' own into a slot that has none. */
+int pt_slot_fill(struct mm_struct *mm, unsigned long addr, unsigned int level);
 
 /* Returns the process' own table of level 1 at the address, and makes it where there is none. */
 pteval_t *pt_slot_own_table(struct mm_struct *mm, unsigned long addr);

@@ -26,7 +26,8 @@
  * system for blocks. That takes the inode's lock, which a thread may hold that has faulted: so
  * nothing is refreshed in a fault, or under the mmap lock.
  *
- * Locks: building > inode lock > mmap lock > invalidation lock > shape > locks of mounts > lock.
+ * Locks: building > inode lock > mmap lock > invalidation lock > syncing > shape > locks of mounts
+ * > locks of page tables > lock.
  */
 #ifndef VELLUM_DAX_H
 #define VELLUM_DAX_H
@@ -49,9 +50,10 @@ struct dax_device;
 
 /*
  * A block's leaf. Nothing may pin the page: the file system would not see such a reference when it
- * frees the block. CPUs note accesses and stores in it.
+ * frees the block. CPUs note stores in it. Leaves change under the lock of their table, because the
+ * core reads and writes them under it.
  */
-#define DAX_LEAF_FLAGS	((PT_LEAF_FLAGS & ~(_PAGE_ACCESSED | _PAGE_DIRTY)) | _PAGE_SPECIAL)
+#define DAX_LEAF_FLAGS	((PT_LEAF_FLAGS & ~_PAGE_DIRTY) | _PAGE_SPECIAL)
 
 /* The highest order of a table. */
 #define DAX_MAX_ORDER	PG_LEVEL_1G
@@ -71,6 +73,8 @@ struct dax_table {
 	struct pt_tree		tree;
 	struct pt_mounts	mounts;
 	bool			is_written;	/* a mapping may have stored something */
+	bool			is_stored;	/* something was, and the times do not say so */
+	struct mutex		syncing;	/* one sync at a time */
 
 	spinlock_t		lock;		/* protects all below */
 	u64			pages;		/* from the first one, that were looked up */
@@ -78,6 +82,8 @@ struct dax_table {
 	/* Pages whose blocks may have changed since they were looked up; none if equal. */
 	u64			stale_first, stale_end;
 	u64			notices;	/* how often pages were marked as stale */
+	bool			misses;		/* pages before the end may lack leaves */
+	u32			generation;	/* of the inode, when pages were looked up */
 	bool			is_durable;
 	unsigned long		pause;		/* before the next return, in jiffies */
 };
@@ -119,6 +125,11 @@ int dax_table_make_room(struct dax_table *table, u64 pages);
 /* Whether the page has a leaf that may be shown. The file's invalidation lock is held. */
 bool dax_table_shows(struct dax_table *table, u64 page);
 bool dax_table_is_stale(struct dax_table *table);
+/* Notes that the file system serves a page, which may have a block by now. */
+void dax_table_misses(struct dax_table *table, u64 page);
+/* Calls the function for all leaves. */
+void dax_table_each_leaf(struct dax_table *table,
+			 void (*visit)(void *data, u64 page, pteval_t leaf), void *data);
 /* For self-checks: calls the function for each table. */
 int dax_tables_each(void (*visit)(void *data, struct dax_table *table), void *data);
 /* For self-checks: counts leaves that do not lead to the file's blocks. */
@@ -152,8 +163,10 @@ unsigned long dax_area(struct file *file, unsigned long addr, unsigned long len,
 		       unsigned long pgoff, unsigned long flags);
 
 /* sync.c */
-/* Flushes from the CPUs' caches what was stored to the pages. True: there was something. */
-bool dax_flush_stores(struct dax_table *table, u64 first, u64 end);
+/* Flushes from the CPUs' caches what was stored to the pages. */
+void dax_flush_stores(struct dax_table *table, u64 first, u64 end);
+/* Updates the file's times if something was stored. `file` is a descriptor of the file. */
+void dax_update_times(struct dax_table *table, struct file *file);
 int dax_fsync(struct file *file, loff_t start, loff_t end, int datasync);
 
 /* check.c */

@@ -5,6 +5,7 @@
 #include <linux/anon_inodes.h>
 #include <linux/debugfs.h>
 #include <linux/file.h>
+#include <linux/magic.h>
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
 #include <linux/mman.h>
@@ -36,10 +37,8 @@ static long dax_ioctl_stat(struct dax_handle *handle, unsigned long argument)
 		return size;
 	memset(&stat, 0, sizeof(stat));
 	stat.size = sizeof(stat);
-	down_read(&table->shape);
-	stat.order = table->tree.order;
-	pt_tree_each_leaf(&table->tree, dax_count_leaf, &stat.leaves);
-	up_read(&table->shape);
+	stat.order = READ_ONCE(table->tree.order);
+	dax_table_each_leaf(table, dax_count_leaf, &stat.leaves);
 	stat.tables = atomic_long_read(&table->tree.tables);
 	stat.mounts = READ_ONCE(table->mounts.count);
 	stat.barred = pt_mounts_barred(&table->mounts);
@@ -113,6 +112,9 @@ static int dax_check_file(const struct file *file)
 	if (!(file->f_mode & FMODE_READ))
 		return -EBADF;
 	if (!S_ISREG(inode->i_mode) || !IS_DAX(inode) || !file->f_op->mmap)
+		return -EOPNOTSUPP;
+	/* Of other file systems it is not tested in which order they free blocks. */
+	if (inode->i_sb->s_magic != EXT4_SUPER_MAGIC)
 		return -EOPNOTSUPP;
 	if (IS_APPEND(inode) && (file->f_mode & FMODE_WRITE))
 		return -EACCES;

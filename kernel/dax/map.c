@@ -10,6 +10,7 @@
 #include <linux/slab.h>
 
 #include "core/pt_pieces.h"
+#include "core/pt_slot.h"
 #include "dax/dax.h"
 
 /* A mapping of a process. It ends with its VMA. */
@@ -17,6 +18,7 @@ struct dax_mount {
 	struct pt_mount		mount;
 	struct dax_table	*table;
 	struct file		*file;		/* by which the table was opened */
+	bool			is_durable;	/* as that descriptor asked for */
 	/* The file system's operations on a mapping. */
 	const struct vm_operations_struct *operations;
 };
@@ -26,6 +28,19 @@ static struct dax_mount *dax_mount_of(const struct vm_area_struct *vma)
 	struct pt_mount *mount = vma->vm_private_data;
 
 	return mount ? container_of(mount, struct dax_mount, mount) : NULL;
+}
+
+/*
+ * Makes a copy of the VMA one of the file system's. Where blocks are to be durable before they are
+ * shown, the file system sees to that, too.
+ */
+static void dax_borrow_vma(struct vm_area_struct *vma, const struct dax_mount *mount)
+{
+	vma->vm_file = mount->file;
+	vma->vm_ops = NULL;
+	vma->vm_private_data = NULL;
+	if (mount->is_durable)
+		pt_vma_init_flags(vma, vma->vm_flags | VM_SYNC);
 }
 
 /*
@@ -53,9 +68,8 @@ static vm_fault_t dax_fault_in_file(struct vm_fault *vmf, const struct dax_mount
 	};
 	vm_fault_t outcome;
 
-	vma.vm_file = mount->file;
+	dax_borrow_vma(&vma, mount);
 	vma.vm_ops = mount->operations;
-	vma.vm_private_data = NULL;
 	outcome = handle(&own);
 	vmf->page = own.page;
 	vmf->prealloc_pte = own.prealloc_pte;
@@ -73,7 +87,8 @@ static bool dax_fault_in_table(struct vm_fault *vmf, struct dax_mount *mount, vm
 	filemap_invalidate_lock_shared(table->mapping);
 	if (dax_table_shows(table, vmf->pgoff)) {
 		*outcome = pt_mount_refault(&mount->mount, vmf);
-		is_served = true;
+		/* While the file system serves another fault, the mount stays detached. */
+		is_served = *outcome != VM_FAULT_NOPAGE || READ_ONCE(mount->mount.attached);
 	}
 	filemap_invalidate_unlock_shared(table->mapping);
 	return is_served;
@@ -86,10 +101,13 @@ static vm_fault_t dax_serve_fault(struct vm_fault *vmf, struct dax_mount *mount,
 
 	if (dax_fault_in_table(vmf, mount, &outcome))
 		return outcome;
+	dax_table_misses(mount->table, vmf->pgoff);
 	dax_table_refresh_later(mount->table);
 	if (!pt_mount_bar(&mount->mount))
 		return VM_FAULT_NOPAGE;
-	return dax_fault_in_file(vmf, mount, handle);
+	outcome = dax_fault_in_file(vmf, mount, handle);
+	pt_mount_served(&mount->mount);
+	return outcome;
 }
 
 static vm_fault_t dax_vm_fault(struct vm_fault *vmf)
@@ -182,8 +200,7 @@ static int dax_ask_file(struct dax_mount *mount, const struct vm_area_struct *vm
 	struct vm_area_struct own = *vma;
 	int error;
 
-	own.vm_file = mount->file;
-	own.vm_ops = NULL;
+	dax_borrow_vma(&own, mount);
 	error = mount->file->f_op->mmap(mount->file, &own);
 	if (error)
 		return error;
@@ -201,8 +218,17 @@ static struct dax_mount *dax_mount_make(const struct dax_handle *handle, struct 
 	dax_table_get(handle->table);
 	mount->table = handle->table;
 	mount->file = get_file(handle->file);
+	mount->is_durable = handle->flags & VELLUM_DAX_DURABLE;
 	pt_mounts_add(&mount->table->mounts, &mount->mount, process);
 	return mount;
+}
+
+/* Whether one entry mounts all that the longest mapping covers. */
+static bool dax_is_one_piece(const struct vm_area_struct *vma)
+{
+	return vma->vm_end - vma->vm_start == VELLUM_DAX_MAX_EXTENT &&
+	       IS_ALIGNED(vma->vm_start, VELLUM_DAX_MAX_EXTENT) &&
+	       pt_slot_highest() >= DAX_MAX_ORDER;
 }
 
 /* Makes the tables of level 2 that the mapping covers. */
@@ -217,8 +243,8 @@ static int dax_mount_create(struct dax_mount *mount, struct vm_area_struct *vma)
 		order++;
 	down_write(&table->shape);
 	error = dax_table_grow(table, order);
-	/* One entry of level 3 mounts what the longest mapping covers, with its guards. */
-	if (!error && pages < 1ULL << (PT_INDEX_BITS * DAX_MAX_ORDER))
+	/* The root alone is mounted with its guards, which tables replace. */
+	if (!error && !dax_is_one_piece(vma))
 		error = dax_table_make_room(table, pages);
 	if (!error)
 		error = pt_mount_create_detached(&mount->mount, vma);
@@ -235,7 +261,8 @@ int dax_map(struct file *file, struct vm_area_struct *vma)
 	if (!(vma->vm_flags & VM_MAYSHARE) || vma->vm_pgoff ||
 	    !dax_length_fits(vma->vm_end - vma->vm_start, vma->vm_flags))
 		return -EINVAL;
-	if (vma->vm_flags & VM_EXEC)
+	if ((vma->vm_flags & VM_EXEC) ||
+	    ((vma->vm_flags & VM_MAYWRITE) && IS_APPEND(dax_inode(handle->table))))
 		return -EACCES;
 	if ((vma->vm_flags & VM_SYNC) && !(handle->flags & VELLUM_DAX_DURABLE))
 		return -EOPNOTSUPP;

@@ -16,87 +16,106 @@
 #include "dax/dax.h"
 
 /* Pages whose TLB entries are flushed together. */
-#define DAX_SYNC_PAGES	(64 * PT_ENTRIES)
+#define DAX_SYNC_PAGES	(8 * PT_ENTRIES)
 
+/* What was stored to, by frames: a refresh may give the pages others meanwhile. */
 struct dax_dirty {
-	DECLARE_BITMAP(pages, DAX_SYNC_PAGES);
+	unsigned int	count;
+	u64		frames[DAX_SYNC_PAGES];
 };
 
-/* Clears the dirty bits of up to DAX_SYNC_PAGES pages, and notes the pages. True: some were set. */
-static bool dax_collect(struct dax_table *table, u64 first, u64 end, struct dax_dirty *dirty)
+/* Clears the dirty bits of up to DAX_SYNC_PAGES pages, and notes the frames. */
+static void dax_collect(struct dax_table *table, u64 first, u64 end, struct dax_dirty *dirty)
 {
-	bool has_some = false;
-	pteval_t *leaf;
+	pteval_t *leaf, old;
+	spinlock_t *lock;
 	u64 page;
 
+	dirty->count = 0;
 	down_read(&table->shape);
 	for (page = first; page < end; page++) {
 		leaf = pt_tree_leaf(&table->tree, page);
 		if (!leaf) {
 			page = round_down(page, PT_ENTRIES) + PT_ENTRIES - 1;
-		} else if ((READ_ONCE(*leaf) & _PAGE_DIRTY) &&
-			   test_and_clear_bit(_PAGE_BIT_DIRTY, (unsigned long *)leaf)) {
-			__set_bit(page - first, dirty->pages);
-			has_some = true;
+			continue;
 		}
+		if (!(READ_ONCE(*leaf) & _PAGE_DIRTY))
+			continue;
+		lock = pt_table_lock(leaf);
+		spin_lock(lock);
+		old = READ_ONCE(*leaf);
+		while (!try_cmpxchg(leaf, &old, old & ~_PAGE_DIRTY))
+			;
+		spin_unlock(lock);
+		dirty->frames[dirty->count++] = pt_leaf_pfn(old);
 	}
 	up_read(&table->shape);
-	return has_some;
 }
 
-static void dax_write_back(struct dax_table *table, u64 first, const struct dax_dirty *dirty)
+static void dax_write_back(const struct dax_dirty *dirty)
 {
-	unsigned long i;
-	pteval_t *leaf, value;
+	unsigned int i;
 
-	down_read(&table->shape);
-	for_each_set_bit(i, dirty->pages, DAX_SYNC_PAGES) {
-		leaf = pt_tree_leaf(&table->tree, first + i);
-		value = leaf ? READ_ONCE(*leaf) : 0;
-		/* The block may be another file's by now. Writing it back changes nothing. */
-		if (value)
-			arch_wb_cache_pmem(__va(value & PTE_PFN_MASK), PAGE_SIZE);
-	}
-	up_read(&table->shape);
+	/* A block may be another file's by now. Writing it back changes nothing. */
+	for (i = 0; i < dirty->count; i++)
+		if (dirty->frames[i])
+			arch_wb_cache_pmem(__va(dirty->frames[i] << PAGE_SHIFT), PAGE_SIZE);
 }
 
-bool dax_flush_stores(struct dax_table *table, u64 first, u64 end)
+/*
+ * A thread that finds no dirty bit because another one has cleared it waits until that one has
+ * written the page back.
+ */
+void dax_flush_stores(struct dax_table *table, u64 first, u64 end)
 {
 	struct dax_dirty *dirty = kvzalloc(sizeof(*dirty), GFP_KERNEL | __GFP_NOFAIL);
-	bool has_some = false;
 	u64 page, next;
 
 	spin_lock(&table->lock);
 	end = min(end, table->reach);
 	spin_unlock(&table->lock);
+	mutex_lock(&table->syncing);
 	for (page = first; page < end; page = next) {
 		next = min(end, page + DAX_SYNC_PAGES);
-		if (dax_collect(table, page, next, dirty)) {
-			has_some = true;
+		dax_collect(table, page, next, dirty);
+		if (dirty->count) {
+			WRITE_ONCE(table->is_stored, true);
 			pt_mounts_flush(&table->mounts, page, next - page);
-			dax_write_back(table, page, dirty);
-			bitmap_zero(dirty->pages, DAX_SYNC_PAGES);
+			dax_write_back(dirty);
 		}
 		cond_resched();
 	}
 	/* What was written back is durable before anything that follows. */
 	wmb();
+	mutex_unlock(&table->syncing);
 	kvfree(dirty);
-	return has_some;
+}
+
+/* A frozen file system, or one that is read-only here, has its times updated by a later call. */
+void dax_update_times(struct dax_table *table, struct file *file)
+{
+	struct super_block *super = file_inode(file)->i_sb;
+
+	if (!READ_ONCE(table->is_stored) || __mnt_is_readonly(file->f_path.mnt) ||
+	    !sb_start_write_trylock(super))
+		return;
+	WRITE_ONCE(table->is_stored, false);
+	if (file_update_time(file))
+		WRITE_ONCE(table->is_stored, true);
+	sb_end_write(super);
 }
 
 int dax_fsync(struct file *file, loff_t start, loff_t end, int datasync)
 {
 	struct dax_handle *handle = file->private_data;
-	bool has_some;
+	struct dax_table *table = handle->table;
+	/* Blocks may have moved in the file: dirty bits are at the old places. */
+	bool is_stale = dax_table_is_stale(table);
 
 	if (handle->flags & VELLUM_DAX_NOSYNC)
 		return 0;
-	has_some = dax_flush_stores(handle->table, start >> PAGE_SHIFT,
-				    ((u64)end >> PAGE_SHIFT) + 1);
-	if (has_some && !mnt_want_write_file(handle->file)) {
-		file_update_time(handle->file);
-		mnt_drop_write_file(handle->file);
-	}
+	dax_flush_stores(table, is_stale ? 0 : start >> PAGE_SHIFT,
+			 is_stale ? U64_MAX : ((u64)end >> PAGE_SHIFT) + 1);
+	dax_update_times(table, handle->file);
 	return vfs_fsync_range(handle->file, start, end, datasync);
 }

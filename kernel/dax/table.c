@@ -2,6 +2,7 @@
 /* A file table: its life, and how it is brought up to date. dax.h says what keeps it safe. */
 
 #include <linux/hashtable.h>
+#include <linux/libnvdimm.h>
 #include <linux/mm.h>
 #include <linux/rculist.h>
 #include <linux/sched/signal.h>
@@ -34,14 +35,26 @@ static bool dax_has_stale_pages(const struct dax_table *table)
 	return table->stale_first < table->stale_end;
 }
 
+/*
+ * A change of the inode's generation exchanges all blocks of two files (EXT4_IOC_SWAP_BOOT), and
+ * unmaps nothing.
+ */
 bool dax_table_is_stale(struct dax_table *table)
 {
 	bool is_stale;
 
 	spin_lock(&table->lock);
-	is_stale = dax_has_stale_pages(table);
+	is_stale = dax_has_stale_pages(table) ||
+		   READ_ONCE(dax_inode(table)->i_generation) != table->generation;
 	spin_unlock(&table->lock);
 	return is_stale;
+}
+
+void dax_table_misses(struct dax_table *table, u64 page)
+{
+	spin_lock(&table->lock);
+	table->misses |= page < table->pages;
+	spin_unlock(&table->lock);
 }
 
 static void dax_mark_stale(struct dax_table *table, u64 first, u64 end)
@@ -84,6 +97,7 @@ static void dax_table_destroy(struct work_struct *work)
 
 	pt_tree_free_tables(&table->tree);
 	dax_blocks_close(table);
+	mutex_destroy(&table->syncing);
 	mutex_destroy(&table->building);
 	kfree(table);
 }
@@ -130,10 +144,12 @@ static struct dax_table *dax_table_make(struct file *file)
 	INIT_RCU_WORK(&table->destruction, dax_table_destroy);
 	INIT_DELAYED_WORK(&table->returning, dax_table_return);
 	mutex_init(&table->building);
+	mutex_init(&table->syncing);
 	init_rwsem(&table->shape);
 	pt_mounts_init(&table->mounts);
 	spin_lock_init(&table->lock);
 	table->pause = DAX_FIRST_PAUSE;
+	table->generation = file_inode(file)->i_generation;
 	table->file = dentry_open(&file->f_path, O_RDONLY | O_LARGEFILE, file->f_cred);
 	error = PTR_ERR_OR_ZERO(table->file);
 	if (error)
@@ -150,30 +166,62 @@ no_tree:
 no_blocks:
 	fput(table->file);
 no_file:
+	mutex_destroy(&table->syncing);
 	mutex_destroy(&table->building);
 	kfree(table);
 	return ERR_PTR(error);
 }
 
-struct dax_table *dax_table_open(struct file *file)
+/* Frees a table that no other thread has seen. */
+static void dax_table_discard(struct dax_table *table)
 {
-	struct address_space *mapping = file_inode(file)->i_mapping;
+	fput(table->file);
+	dax_table_destroy(&table->destruction.work);
+}
+
+/* Returns the mapping's table with a reference, or NULL. */
+static struct dax_table *dax_table_find(const struct address_space *mapping)
+{
 	struct dax_table *table;
 
-	mutex_lock(&dax_tables_lock);
+	lockdep_assert_held(&dax_tables_lock);
 	hash_for_each_possible(dax_tables, table, node, (unsigned long)mapping) {
 		if (table->mapping == mapping) {
 			kref_get(&table->references);
-			goto found;
+			return table;
 		}
 	}
-	table = dax_table_make(file);
-	if (!IS_ERR(table)) {
-		hash_add_rcu(dax_tables, &table->node, (unsigned long)mapping);
+	return NULL;
+}
+
+/*
+ * The table is made without the mutex: to open the file may wait for other programs (leases,
+ * fanotify), and a thread that unmaps takes the mutex under the mmap lock.
+ */
+struct dax_table *dax_table_open(struct file *file)
+{
+	struct address_space *mapping = file_inode(file)->i_mapping;
+	struct dax_table *table, *made;
+
+	if (mutex_lock_killable(&dax_tables_lock))
+		return ERR_PTR(-EINTR);
+	table = dax_table_find(mapping);
+	mutex_unlock(&dax_tables_lock);
+	if (table)
+		return table;
+	made = dax_table_make(file);
+	if (IS_ERR(made))
+		return made;
+	mutex_lock(&dax_tables_lock);
+	table = dax_table_find(mapping);
+	if (!table) {
+		hash_add_rcu(dax_tables, &made->node, (unsigned long)mapping);
 		dax_tables_count++;
 	}
-found:
 	mutex_unlock(&dax_tables_lock);
+	if (!table)
+		return made;
+	dax_table_discard(made);
 	return table;
 }
 
@@ -190,8 +238,10 @@ static void dax_table_release(struct kref *references)
 	dax_tables_count--;
 	mutex_unlock(&dax_tables_lock);
 	/* The program may still expect fsync of the file to find what it has stored. */
-	if (table->is_written)
+	if (table->is_written) {
 		dax_flush_stores(table, 0, U64_MAX);
+		dax_update_times(table, table->file);
+	}
 	fput(table->file);
 	queue_rcu_work(dax_work, &table->destruction);
 }
@@ -318,43 +368,74 @@ struct dax_plan {
 	u64		first, end;	/* pages that were stale */
 	u64		pages, size;	/* what was appended: pages from `pages` to `size` */
 	u64		notices;
+	u32		generation;
+	bool		misses;		/* pages below `pages` without a leaf may have blocks */
 	bool		is_durable;
 };
 
 static void dax_table_plan(struct dax_table *table, struct dax_plan *plan)
 {
-	spin_lock(&table->lock);
+	plan->generation = READ_ONCE(dax_inode(table)->i_generation);
 	plan->size = dax_size_in_pages(table);
+	spin_lock(&table->lock);
+	if (plan->generation != table->generation)
+		dax_mark_stale(table, 0, U64_MAX);
 	plan->pages = table->pages;
 	plan->first = table->stale_first;
 	plan->end = table->stale_end;
 	plan->notices = table->notices;
+	plan->misses = table->misses;
 	plan->is_durable = table->is_durable;
+	table->misses = false;
+	spin_unlock(&table->lock);
+}
+
+/* From now on notices of all pages that are looked up count. The tree has room for them. */
+static void dax_table_begin(struct dax_table *table, const struct dax_plan *plan)
+{
+	spin_lock(&table->lock);
 	table->reach = max(table->reach, plan->size);
 	spin_unlock(&table->lock);
 }
 
 /*
- * Gives the pages of one table the leaves that lead to these frames, or none. A leaf that is right
- * stays as it is, with what CPUs have noted there.
+ * A leaf that is right stays as it is, with what CPUs have noted there. Of another one the block
+ * may be the file's at a new place, so what was stored there is written back.
  */
+static void dax_table_change_leaves(struct dax_table *table, pteval_t *leaf, unsigned int count,
+				    const u64 *frames)
+{
+	spinlock_t *lock = pt_table_lock(leaf);
+	unsigned int i;
+	pteval_t old;
+
+	for (i = 0; i < count; i++) {
+		old = READ_ONCE(leaf[i]);
+		if (old ? pt_leaf_pfn(old) == frames[i] : !frames[i])
+			continue;
+		spin_lock(lock);
+		old = xchg(leaf + i, frames[i] ? (frames[i] << PAGE_SHIFT) | DAX_LEAF_FLAGS : 0);
+		spin_unlock(lock);
+		if (old & _PAGE_DIRTY) {
+			arch_wb_cache_pmem(__va(old & PTE_PFN_MASK), PAGE_SIZE);
+			WRITE_ONCE(table->is_stored, true);
+		}
+	}
+}
+
+/* Gives the pages of one table the leaves that lead to these frames, or none. */
 static int dax_table_put_leaves(struct dax_table *table, u64 page, unsigned int count,
 				const u64 *frames)
 {
-	pteval_t *leaf, old;
-	unsigned int i;
+	pteval_t *leaf;
 	int error = 0;
 
 	down_read(&table->shape);
 	if (memchr_inv(frames, 0, count * sizeof(*frames)))
 		error = dax_table_make_table(table, page, PG_LEVEL_4K);
 	leaf = error ? NULL : pt_tree_leaf(&table->tree, page);
-	for (i = 0; leaf && i < count; i++) {
-		old = READ_ONCE(leaf[i]);
-		if (pt_leaf_pfn(old) == frames[i] && (!old || frames[i]))
-			continue;
-		WRITE_ONCE(leaf[i], frames[i] ? (frames[i] << PAGE_SHIFT) | DAX_LEAF_FLAGS : 0);
-	}
+	if (leaf)
+		dax_table_change_leaves(table, leaf, count, frames);
 	up_read(&table->shape);
 	return error;
 }
@@ -372,22 +453,56 @@ static u64 dax_table_missing(struct dax_table *table, u64 page)
 	return pages ? pages - page % pages : 0;
 }
 
-/* Looks up the pages of one table, or a part of them. */
+/* Gets the frames to which the leaves of pages of one table lead; 0 where there is none. */
+static void dax_table_get_frames(struct dax_table *table, u64 page, unsigned int count,
+				 u64 *frames)
+{
+	pteval_t *leaf;
+	unsigned int i;
+
+	down_read(&table->shape);
+	leaf = pt_tree_leaf(&table->tree, page);
+	for (i = 0; i < count; i++)
+		frames[i] = leaf ? pt_leaf_pfn(READ_ONCE(leaf[i])) : 0;
+	up_read(&table->shape);
+}
+
+/* Asks for the frames of pages that have none so far. */
+static int dax_table_find_frames(struct dax_table *table, u64 page, unsigned int count,
+				 u64 *frames)
+{
+	unsigned int i, run;
+	int error = 0;
+
+	for (i = 0; !error && i < count; i += run) {
+		run = 1;
+		if (frames[i])
+			continue;
+		while (i + run < count && !frames[i + run])
+			run++;
+		error = dax_blocks_find(table, page + i, run, frames + i);
+	}
+	return error;
+}
+
+/* Looks up the pages of one table, or a part of them; or only those that have no leaf. */
 static int dax_table_look_up_some(struct dax_table *table, u64 page, unsigned int count,
-				  const struct dax_plan *plan)
+				  const struct dax_plan *plan, bool only_missing)
 {
 	unsigned int there = page < plan->size ? min_t(u64, count, plan->size - page) : 0;
 	int error;
 
 	memset(plan->frames, 0, count * sizeof(*plan->frames));
-	error = dax_blocks_find(table, page, there, plan->frames);
+	if (only_missing)
+		dax_table_get_frames(table, page, there, plan->frames);
+	error = dax_table_find_frames(table, page, there, plan->frames);
 	if (!error && plan->is_durable && there)
 		error = vfs_fsync_range(table->file, 0, LLONG_MAX, 1);
 	return error ? error : dax_table_put_leaves(table, page, count, plan->frames);
 }
 
 static int dax_table_look_up(struct dax_table *table, u64 first, u64 end,
-			     const struct dax_plan *plan)
+			     const struct dax_plan *plan, bool only_missing)
 {
 	u64 page, count, data = first;
 	int error = 0;
@@ -401,7 +516,7 @@ static int dax_table_look_up(struct dax_table *table, u64 first, u64 end,
 		if (count)
 			continue;
 		count = min(end, round_down(page, PT_ENTRIES) + PT_ENTRIES) - page;
-		error = dax_table_look_up_some(table, page, count, plan);
+		error = dax_table_look_up_some(table, page, count, plan, only_missing);
 	}
 	return error;
 }
@@ -413,8 +528,10 @@ static bool dax_table_conclude(struct dax_table *table, const struct dax_plan *p
 
 	filemap_invalidate_lock_shared(table->mapping);
 	spin_lock(&table->lock);
-	is_right = table->notices == plan->notices && table->is_durable == plan->is_durable;
+	is_right = table->notices == plan->notices && table->is_durable == plan->is_durable &&
+		   READ_ONCE(dax_inode(table)->i_generation) == plan->generation;
 	if (is_right) {
+		table->generation = plan->generation;
 		table->stale_first = 0;
 		table->stale_end = 0;
 		table->pages = plan->size;
@@ -431,13 +548,19 @@ static int dax_table_attempt(struct dax_table *table, struct dax_plan *plan)
 
 	dax_table_plan(table, plan);
 	error = dax_table_fit(table, plan->size);
-	if (!error)
-		error = dax_table_look_up(table, plan->first, plan->end, plan);
-	if (!error)
-		error = dax_table_look_up(table, plan->pages, plan->size, plan);
 	if (error)
 		return error;
-	return dax_table_conclude(table, plan) ? 0 : -EBUSY;
+	dax_table_begin(table, plan);
+	error = dax_table_look_up(table, plan->first, plan->end, plan, false);
+	if (!error && plan->misses)
+		error = dax_table_look_up(table, 0, min(plan->pages, plan->size), plan, true);
+	if (!error)
+		error = dax_table_look_up(table, plan->pages, plan->size, plan, false);
+	if (!error && dax_table_conclude(table, plan))
+		return 0;
+	if (plan->misses)
+		dax_table_misses(table, 0);
+	return error ? error : -EBUSY;
 }
 
 static int dax_table_refresh_by(struct dax_table *table, struct dax_plan *plan)
@@ -479,6 +602,18 @@ int dax_table_make_durable(struct dax_table *table)
 	return dax_table_refresh(table);
 }
 
+void dax_table_each_leaf(struct dax_table *table,
+			 void (*visit)(void *data, u64 page, pteval_t leaf), void *data)
+{
+	struct pt_tree tree;
+
+	/* The tree may grow meanwhile. What was its root stays in it. */
+	down_read(&table->shape);
+	tree = table->tree;
+	up_read(&table->shape);
+	pt_tree_each_leaf(&tree, visit, data);
+}
+
 bool dax_table_shows(struct dax_table *table, u64 page)
 {
 	pteval_t *leaf = NULL;
@@ -504,8 +639,8 @@ static void dax_count_wrong(void *data, u64 page, pteval_t leaf)
 	struct dax_census *census = data;
 	u64 frame = 0;
 
-	census->wrong += dax_blocks_find(census->table, page, 1, &frame) ||
-			 frame != pt_leaf_pfn(leaf);
+	if (!dax_blocks_find(census->table, page, 1, &frame))
+		census->wrong += frame != pt_leaf_pfn(leaf);
 }
 
 u64 dax_table_wrong(struct dax_table *table)
@@ -515,7 +650,7 @@ u64 dax_table_wrong(struct dax_table *table)
 	mutex_lock(&table->building);
 	/* What is stale may be wrong. */
 	if (!dax_table_is_stale(table))
-		pt_tree_each_leaf(&table->tree, dax_count_wrong, &census);
+		dax_table_each_leaf(table, dax_count_wrong, &census);
 	/* What became stale meanwhile may have been right. */
 	if (dax_table_is_stale(table))
 		census.wrong = 0;

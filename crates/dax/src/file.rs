@@ -151,8 +151,8 @@ impl DaxFile {
         Ok(data.map_err(|error| Error::of_io("asking for the file's length", &error))?.len())
     }
 
-    /// Maps all of the file, and room for as much again, and a GiB at least, so that the mapping
-    /// shows what is appended. Costs address space, not memory.
+    /// Maps all of the file, and room for as much again, so that the mapping shows what is appended.
+    /// With a table that is a GiB at least, which costs address space and no memory.
     ///
     /// # Errors
     /// [`Error::ReadOnly`] the file is open for reading only; [`Error::TooLong`];
@@ -162,7 +162,13 @@ impl DaxFile {
         if length > MAX_EXTENT {
             return Err(Error::TooLong { length, most: MAX_EXTENT });
         }
-        let bytes = dax::extent((2 * length).max(1)).min(MAX_EXTENT) as usize;
+        let room = (2 * length).max(1);
+        let bytes = match self.backend() {
+            Backend::Table => dax::extent(room),
+            // The kernel makes page tables for what is used, of each mapping.
+            Backend::Mmap => room.next_multiple_of(dax::UNIT),
+        };
+        let bytes = bytes.min(MAX_EXTENT) as usize;
         let table = self.table.as_ref().map(AsFd::as_fd);
         let flushed = self.durability == Durability::Flushed;
         Mapping::new(&self.file, table, bytes, access, flushed)

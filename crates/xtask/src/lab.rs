@@ -495,10 +495,14 @@ fn promises(built: &[TestProgram], is_debug: bool) -> Outcome<Job> {
 }
 
 /// Kills machines while a program works, and has another program check the memory afterwards:
-/// counters, which test the lab itself, and Morsels.
-fn crash(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<[Job; 2]> {
-    let counters = kill(root, options, built, ("vellum-lab/crash", "count"))?;
-    Ok([counters, kill(root, options, built, ("vellum-kernel-tests/morsel_crash", "work"))?])
+/// counters, which test the lab itself, Morsels, and file tables.
+fn crash(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<[Job; 3]> {
+    let killed = |program| kill(root, options, built, program);
+    Ok([
+        killed(("vellum-lab/crash", "count"))?,
+        killed(("vellum-kernel-tests/morsel_crash", "work"))?,
+        killed(("vellum-kernel-tests/dax_crash", "work"))?,
+    ])
 }
 
 fn kill(

@@ -52,16 +52,25 @@ fn run(program: &str, arguments: &[&str]) {
 pub struct DaxFile {
     path: PathBuf,
     file: File,
+    is_kept: bool,
 }
 
 impl DaxFile {
     /// An empty one.
     pub fn new(name: &str) -> Self {
+        let mut file = Self::kept(name);
+        file.is_kept = false;
+        file.file.set_len(0).expect("an empty file");
+        file
+    }
+
+    /// One that stays when it is dropped, as another guest may have left it.
+    pub fn kept(name: &str) -> Self {
         let path = Path::new(FOLDER).join(name);
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(true);
+        options.read(true).write(true).create(true).truncate(false);
         let file = options.open(&path).expect(name);
-        Self { path, file }
+        Self { path, file, is_kept: true }
     }
 
     /// One of so many pages, each with its stamp: `base` and the page's number.
@@ -108,8 +117,10 @@ impl DaxFile {
 
 impl Drop for DaxFile {
     fn drop(&mut self) {
-        // A test may have removed it.
-        let _ = fs::remove_file(&self.path);
+        if !self.is_kept {
+            // A test may have removed it.
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 

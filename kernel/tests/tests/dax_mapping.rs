@@ -1,10 +1,13 @@
 //! Calls on file tables, their descriptors and mappings: each works, or is refused and changes
 //! nothing.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use vellum_kernel_tests::access::{self, Fault};
@@ -232,7 +235,7 @@ fn sync_notes_stores_once() {
         table.sync().unwrap();
         for page in [0, 511, 512, PAGES - 1] {
             let before = modified();
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
             mapping.assert_stamped(page, page + 7);
             table.sync().unwrap();
             assert_eq!(modified(), before, "reading page {page} with flags {flags}");
@@ -240,7 +243,7 @@ fn sync_notes_stores_once() {
             table.sync().unwrap();
             assert_eq!(modified() != before, flags & NOSYNC == 0, "page {page}, flags {flags}");
             let once = modified();
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
             table.sync().unwrap();
             assert_eq!(modified(), once, "page {page} again");
         }
@@ -267,4 +270,73 @@ fn synchronous_mappings_need_a_durable_table() {
     file.assert_stamped(PAGES, 5);
     let mut byte = [0];
     file.file().read_exact_at(&mut byte, 0).unwrap();
+}
+
+/// To open a file may wait for the program that has a lease on it.
+#[test]
+fn a_lease_on_one_file_does_not_stop_users_of_others() {
+    let Some(_turn) = dax_turn() else { return };
+    let (leased, other) = (DaxFile::stamped("leased", 3, 7), DaxFile::stamped("other", 3, 7));
+    let mapping = other.table().mapped(3);
+    let lease = |kind: i32| {
+        // SAFETY: the command takes a number.
+        unsafe { libc::fcntl(leased.file().as_raw_fd(), libc::F_SETLEASE, kind) }
+    };
+    // SAFETY: to ignore a signal touches no memory.
+    unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+    assert_eq!(lease(libc::F_WRLCK), 0);
+    thread::scope(|scope| {
+        scope.spawn(|| Table::open(leased.file(), 0).map(drop));
+        thread::sleep(Duration::from_millis(300));
+        let start = Instant::now();
+        drop(mapping);
+        drop(other.table());
+        let took = start.elapsed();
+        assert_eq!(lease(libc::F_UNLCK), 0);
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    });
+}
+
+/// Two files exchange their blocks, and nothing is unmapped.
+#[test]
+fn a_file_that_becomes_the_boot_loader_loses_its_table() {
+    let Some(_turn) = dax_turn() else { return };
+    const SWAP_BOOT: u32 = 0x6611;
+    let file = DaxFile::stamped("boot", 8, 7);
+    file.file().sync_all().unwrap();
+    let table = file.table();
+    sys::ioctl(file.file().as_fd(), SWAP_BOOT, 0).unwrap();
+    assert_eq!((table.stat().stale, file.file().metadata().unwrap().len()), (1, 0));
+    let mapping = table.mapped(8);
+    let address = mapping.page(1);
+    assert_eq!(access::load(address), Err(Fault { signal: libc::SIGBUS, address }));
+    table.refresh().unwrap();
+    assert_eq!((table.stat().stale, table.stat().leaves), (0, 0));
+    drop(mapping);
+    sys::ioctl(file.file().as_fd(), SWAP_BOOT, 0).unwrap();
+    table.refresh().unwrap();
+    table.mapped(8).assert_stamped(1, 8);
+    assert_file_tables_are_sound();
+}
+
+#[test]
+fn a_file_that_is_only_appended_to_is_not_mapped_for_writing() {
+    let Some(_turn) = dax_turn() else { return };
+    const GET_FLAGS: u32 = 0x8008_6601;
+    const SET_FLAGS: u32 = 0x4008_6602;
+    const APPEND: u64 = 0x20;
+    let file = DaxFile::stamped("append-only", 8, 7);
+    let table = file.table();
+    let set = |flag| {
+        let flags = AtomicU64::new(0);
+        let argument = flags.as_ptr().expose_provenance() as u64;
+        sys::ioctl(file.file().as_fd(), GET_FLAGS, argument).unwrap();
+        flags.store((flags.load(Ordering::Relaxed) & !APPEND) | flag, Ordering::Relaxed);
+        sys::ioctl(file.file().as_fd(), SET_FLAGS, argument).unwrap();
+    };
+    set(APPEND);
+    let mapped = Mapping::new(table.request(UNIT, READ_WRITE)).map(drop);
+    let opened = Table::open(file.file(), 0).map(drop);
+    set(0);
+    assert_eq!((mapped, opened), (Err(Errno::ACCESS), Err(Errno::ACCESS)));
 }

@@ -1,7 +1,7 @@
 //! A file loses blocks and gets others while threads read and write its mappings, and another file
 //! takes the blocks that it has lost. No thread sees a byte of the other file, and none of its
 //! stores gets there.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -17,7 +17,7 @@ use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::sys::{self, READ_WRITE};
 use vellum_kernel_tests::threads::{Deadline, Stop, rounds};
 use vellum_kernel_tests::{Mapping, PAGE, Table, access, dax_turn};
-use vellum_uapi::dax::{DURABLE, READ_UNIT};
+use vellum_uapi::dax::{DURABLE, MAX_EXTENT, READ_UNIT, UNIT};
 
 const PAGES: u64 = 1_200;
 const WORDS: usize = PAGE / 8;
@@ -245,6 +245,108 @@ fn tables_come_and_go_while_files_change() {
         });
         while !deadline.is_over() {
             fs::read_to_string("/sys/kernel/debug/vellum/file-tables").unwrap();
+        }
+    });
+}
+
+/// The file system is about to put an entry for a hole into the process' own tables, while another
+/// thread has the table attached again. The entry must not get into the table, which others share,
+/// nor into the guard, which all tables share.
+#[test]
+fn what_the_file_system_maps_stays_with_the_process() {
+    let Some(_turn) = dax_turn() else { return };
+    for (length, extent) in [(READ_UNIT, READ_UNIT), (500 << 30, MAX_EXTENT)] {
+        let (file, other) = (DaxFile::stamped("ours", 4, 7), DaxFile::stamped("other", 4, 7));
+        file.file().set_len(length).unwrap();
+        file.file().sync_all().unwrap();
+        other.file().set_len(length).unwrap();
+        let table = Table::open(file.file(), DURABLE).unwrap();
+        let watching = other.table();
+        let mapping = Mapping::new(table.request(extent, READ_WRITE)).unwrap();
+        let spy = Mapping::new(watching.request(extent, libc::PROT_READ)).unwrap();
+        spy.assert_stamped(0, 7);
+        let (stop, deadline) = (Stop::default(), Deadline::after_ms(3_000));
+        let place = |step: u64| match extent {
+            MAX_EXTENT => (step << 18) + 512 * step,
+            _ => 512 + 7 * step,
+        };
+        let steps = thread::scope(|scope| {
+            let _end = stop.at_end();
+            scope.spawn(|| {
+                while !stop.is_said() {
+                    let _ = table.refresh();
+                }
+            });
+            scope.spawn(|| {
+                while !stop.is_said() {
+                    sys::madvise(mapping.start(), UNIT as usize, libc::MADV_DONTNEED).unwrap();
+                    access::load(mapping.page(0)).unwrap();
+                }
+            });
+            let steps = (1..499).take_while(|_| !deadline.is_over());
+            let store = |step| access::store_page(mapping.page(place(step)), OURS | step).unwrap();
+            steps.inspect(|step| store(*step)).count() as u64
+        });
+        for step in 1..=steps {
+            sys::madvise(spy.start(), UNIT as usize, libc::MADV_DONTNEED).unwrap();
+            watching.refresh().unwrap();
+            spy.assert_stamped(0, 7);
+            let words = access::load_page(spy.page(place(step))).unwrap();
+            assert!(words.iter().all(|word| *word == 0), "step {step}: {:#x}", words[0]);
+        }
+        table.refresh().unwrap();
+        assert_eq!(table.stat().leaves, 4 + steps);
+        assert_file_tables_are_sound();
+    }
+}
+
+/// The core reads an entry of level 3 to see that it is there, and once more to walk on. A thread
+/// detaches the mount in between.
+#[test]
+fn a_walk_finds_a_table_where_it_has_seen_one() {
+    let Some(_turn) = dax_turn() else { return };
+    let file = DaxFile::stamped("walked", 4, 7);
+    file.file().set_len(3 * READ_UNIT).unwrap();
+    let table = file.table();
+    let mapping = Mapping::new(table.request(2 * READ_UNIT, READ_WRITE)).unwrap();
+    let (stop, deadline) = (Stop::default(), Deadline::after_ms(4_000));
+    thread::scope(|scope| {
+        let _end = stop.at_end();
+        scope.spawn(|| {
+            let mut state = [0_u8; 1];
+            let second = mapping.start() + READ_UNIT as usize;
+            let second = std::ptr::with_exposed_provenance_mut(second);
+            while !stop.is_said() {
+                // SAFETY: the vector has a byte for the page.
+                unsafe { libc::mincore(second, PAGE, state.as_mut_ptr()) };
+            }
+        });
+        while !deadline.is_over() {
+            sys::madvise(mapping.start(), PAGE, libc::MADV_DONTNEED).unwrap();
+            access::load(mapping.page(0)).unwrap();
+        }
+    });
+    // A wrong walk is in the kernel's log.
+}
+
+/// The self-check walks a tree while it gets a new root.
+#[test]
+fn a_tree_grows_while_it_is_checked() {
+    let Some(_turn) = dax_turn() else { return };
+    let file = DaxFile::stamped("checked", 4, 7);
+    let (stop, deadline) = (Stop::default(), Deadline::after_ms(2_000));
+    thread::scope(|scope| {
+        let _end = stop.at_end();
+        scope.spawn(|| {
+            while !stop.is_said() {
+                assert_file_tables_are_sound();
+            }
+        });
+        while !deadline.is_over() {
+            let table = file.table();
+            let mapping = Mapping::new(table.request(MAX_EXTENT, libc::PROT_READ)).unwrap();
+            assert_eq!((table.stat().order, table.stat().leaves), (3, 4));
+            drop(mapping);
         }
     });
 }

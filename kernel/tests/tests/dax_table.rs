@@ -9,7 +9,9 @@ use rustix::fs::{FallocateFlags, fallocate};
 use vellum_kernel_tests::access::{self, Fault};
 use vellum_kernel_tests::counters::{Memory, assert_file_tables_are_sound};
 use vellum_kernel_tests::dax::DaxFile;
-use vellum_kernel_tests::{Mapping, PAGE, TABLE_PAGES, Table, dax_turn, sys};
+use vellum_kernel_tests::sys::{READ_WRITE, Request};
+use vellum_kernel_tests::{Errno, Mapping, PAGE, TABLE_PAGES, Table, dax_turn, sys};
+use vellum_uapi::dax::{MAX_EXTENT, READ_UNIT};
 
 /// Loads a byte of each page, and returns the faults that it took.
 fn touch(mapping: &Mapping, pages: u64) -> i64 {
@@ -157,8 +159,7 @@ fn the_longest_mapping_shows_what_is_appended() {
     let Some(_turn) = dax_turn() else { return };
     let file = DaxFile::stamped("longest", 3, 7);
     let table = file.table();
-    let mapping =
-        Mapping::new(table.request(vellum_uapi::dax::MAX_EXTENT, libc::PROT_READ)).unwrap();
+    let mapping = Mapping::new(table.request(MAX_EXTENT, libc::PROT_READ)).unwrap();
     assert_eq!((touch(&mapping, 3), table.stat().order), (1, 3));
     for gib in [5, 100, 511] {
         let page = (gib << 30) / PAGE as u64;
@@ -275,6 +276,58 @@ fn a_file_without_a_name_lives_as_long_as_its_mapping() {
         assert!(start.elapsed() < Duration::from_secs(60), "{} of {before} are free", free());
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Nothing tells the module when a hole is filled, or a reserved block is written.
+#[test]
+fn blocks_come_after_the_table_was_made() {
+    let Some(_turn) = dax_turn() else { return };
+    let file = DaxFile::new("filled");
+    fallocate(file.file(), FallocateFlags::empty(), 0, 64 * PAGE as u64).unwrap();
+    let table = file.table();
+    (0..10).for_each(|page| file.stamp(page, page));
+    let mapping = table.mapped(64);
+    (10..20).for_each(|page| mapping.stamp(page, page));
+    table.refresh().unwrap();
+    assert_eq!(table.stat().leaves, 20);
+    assert_eq!(touch(&mapping, 20), 1);
+    assert_eq!(table.stat().barred, 0);
+    assert_file_tables_are_sound();
+}
+
+#[test]
+fn a_file_that_was_too_long_for_a_while_keeps_its_table() {
+    let Some(_turn) = dax_turn() else { return };
+    let file = DaxFile::stamped("long", 256, 7);
+    let table = file.table();
+    let mapping = table.mapped(512);
+    mapping.stamp(3, 10);
+    file.file().set_len(600 << 30).unwrap();
+    assert_eq!(table.refresh(), Err(Errno::FBIG));
+    file.file().set_len(256 * PAGE as u64).unwrap();
+    table.refresh().unwrap();
+    assert_eq!((table.stat().pages, table.stat().leaves), (256, 256));
+    mapping.assert_stamped(3, 10);
+    assert_file_tables_are_sound();
+}
+
+/// There it has an entry for each GiB.
+#[test]
+fn the_longest_mapping_may_begin_at_any_gib() {
+    let Some(_turn) = dax_turn() else { return };
+    let file = DaxFile::stamped("anywhere", 3, 7);
+    let table = file.table();
+    let address = (3 << 44) + READ_UNIT as usize;
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
+    let request = table.request(MAX_EXTENT, READ_WRITE);
+    let mapping = Mapping::new(Request { address, flags, ..request }).unwrap();
+    mapping.assert_stamped(0, 7);
+    let far = (9 << 30) / PAGE as u64;
+    file.stamp(far, 9);
+    table.refresh().unwrap();
+    mapping.assert_stamped(far, 9);
+    assert_eq!(table.stat().barred, 0);
+    assert_file_tables_are_sound();
 }
 
 #[test]

@@ -39,9 +39,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let longest = context.pick(64 << 20, 512 << 20);
     for size in SIZES.into_iter().filter(|size| *size <= longest) {
         let path = directory.join(format!("{size}"));
-        let sum = make_file(&path, size)?;
-        // Blocks that are reserved and not written have no place in a table.
-        File::open(&path)?.sync_all()?;
+        let sum = make(&path, size)?;
         for part in [Part::First, Part::Pages] {
             measure(context, &mut outcome, &path, size, sum, part)?;
         }
@@ -53,6 +51,15 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
             .to_owned(),
     );
     Ok(outcome)
+}
+
+/// Makes a file of this size, and returns the sum of the first words of its pages.
+fn make(path: &Path, size: u64) -> Result<u64> {
+    make_file(path, size.next_multiple_of(1 << 20))?;
+    let file = File::options().write(true).open(path)?;
+    file.set_len(size)?;
+    file.sync_all()?;
+    Ok(sum_of_pages(&fs::read(path)?))
 }
 
 fn measure(
