@@ -151,8 +151,8 @@ impl DaxFile {
         Ok(data.map_err(|error| Error::of_io("asking for the file's length", &error))?.len())
     }
 
-    /// Maps all of the file, and room for as much again, so that the mapping shows what is appended.
-    /// With a table that is a GiB at least, which costs address space and no memory.
+    /// Maps all of the file, and room for as much again, so that the mapping shows what is
+    /// appended. With a table that is a GiB at least, which costs address space and no memory.
     ///
     /// # Errors
     /// [`Error::ReadOnly`] the file is open for reading only; [`Error::TooLong`];
