@@ -23,11 +23,14 @@
  * - A mapping begins at the file's beginning. Its length and its address are multiples of 2 MiB; of
  *   1 GiB if it may not write. It is MAP_SHARED, and shows all of the file that is within its
  *   length, whatever is appended later. An access beyond the file's end is SIGBUS.
- * - It can be unmapped, and its rights changed, as a whole only (EINVAL). A child does not have it.
- * - Code cannot be executed in it (EACCES), and its pages cannot be the memory of direct I/O or of
- *   a virtual machine.
+ * - It can be unmapped, and its rights changed, as a whole only (EINVAL). A child does not have it;
+ *   after MADV_DOFORK it has the pages that the file system has served, and no others.
+ * - Code cannot be executed in it (EACCES). Its pages cannot be the memory of direct I/O or of a
+ *   virtual machine, nor hold a futex that processes share, nor does a debugger see them: a program
+ *   must not rely on it that such a call works while the file system serves the mapping.
  * - msync, and fsync of the table's descriptor, make durable what was stored through the table by
  *   any process. fsync of the file's own descriptor does not.
+ * - Stores go on while the file system is frozen.
  */
 #ifndef _UAPI_VELLUM_DAX_H
 #define _UAPI_VELLUM_DAX_H
