@@ -110,21 +110,6 @@ pteval_t *pt_slot_own_table(struct mm_struct *mm, unsigned long addr)
 	return (pteval_t *)pmd_page_vaddr(*pmd);
 }
 
-int pt_slot_fill(struct mm_struct *mm, unsigned long addr, unsigned int level)
-{
-	switch (level) {
-	case PG_LEVEL_4K:
-		return pt_slot_own_table(mm, addr) ? 0 : -ENOMEM;
-	case PG_LEVEL_2M:
-		return pt_slot_make_pmd(mm, addr) ? 0 : -ENOMEM;
-	case PG_LEVEL_1G:
-		return pt_slot_make_pud(mm, addr) ? 0 : -ENOMEM;
-	case PG_LEVEL_512G:
-		return pt_slot_make_p4d(mm, addr) ? 0 : -ENOMEM;
-	}
-	return -EINVAL;
-}
-
 int pt_slot_prepare(struct mm_struct *mm, unsigned long addr, unsigned int level)
 {
 	switch (level) {
@@ -138,6 +123,14 @@ int pt_slot_prepare(struct mm_struct *mm, unsigned long addr, unsigned int level
 		return 0;
 	}
 	return -EINVAL;
+}
+
+int pt_slot_fill(struct mm_struct *mm, unsigned long addr, unsigned int level)
+{
+	if (level == PG_LEVEL_4K)
+		return pt_slot_own_table(mm, addr) ? 0 : -ENOMEM;
+	/* The table in this slot is the one above the slots of the next lower level. */
+	return pt_slot_prepare(mm, addr, level - 1);
 }
 
 /* Returns the slot's entry; 0 where it is empty, or a table above is missing. */

@@ -406,13 +406,11 @@ void pt_tree_free_unlinked(struct pt_tree *tree, struct list_head *empty)
 /* Makes a tree for so many pages, without leaves. */
 int pt_tree_init(struct pt_tree *tree, u64 pages, struct pt_source *source)
 {
-	unsigned int order = 1;
+	unsigned int order = pt_order_for(pages);
 	u64 page;
 
-	if (!pages || pages > 1ULL << (PT_INDEX_BITS * PT_MAX_ORDER))
+	if (!pages || order > PT_MAX_ORDER)
 		return -EINVAL;
-	while (1ULL << (PT_INDEX_BITS * order) < pages)
-		order++;
 	pt_tree_begin(tree, order, pages, source);
 	tree->root = pt_tree_alloc_table(tree, order);
 	if (!tree->root)

@@ -149,6 +149,16 @@ static inline u64 pt_entry_pages(unsigned int level)
 	return 1ULL << (PT_INDEX_BITS * (level - 1));
 }
 
+/* The least order of a tree for so many pages; above PT_MAX_ORDER where no tree has room. */
+static inline unsigned int pt_order_for(u64 pages)
+{
+	unsigned int order = 1;
+
+	while (order <= PT_MAX_ORDER && 1ULL << (PT_INDEX_BITS * order) < pages)
+		order++;
+	return order;
+}
+
 static inline pteval_t *pt_entry_table(pteval_t entry)
 {
 	return __va(entry & PTE_PFN_MASK);

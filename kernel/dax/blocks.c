@@ -3,9 +3,9 @@
  * Where a file's blocks are in memory.
  *
  * The file system says which block a page is in, by the call that swap files and boot loaders use.
- * It names no block for a hole, nor for a block that was reserved and never written, whose old
- * bytes nobody may see. The device says where a block is, and refuses blocks that are known to be
- * damaged.
+ * It names no block for a hole, nor for a block that was reserved and never written: no process may
+ * see the old bytes of such a block. The device says where a block is in memory, and refuses blocks
+ * that it knows to be damaged.
  */
 
 #include <linux/dax.h>
@@ -85,7 +85,7 @@ int dax_blocks_find(struct dax_table *table, u64 page, unsigned int count, u64 *
 
 	for (i = 0; i < count; i++) {
 		block = page + i;
-		/* Before the first block of a file system there is its description. */
+		/* Block 0 is no file's: the superblock is in it. */
 		frames[i] = bmap(inode, &block) ? 0 : block;
 	}
 	if (fatal_signal_pending(current))

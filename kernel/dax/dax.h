@@ -114,9 +114,11 @@ void dax_table_notice(const struct address_space *mapping, u64 first, u64 count)
 int dax_table_refresh(struct dax_table *table);
 /* Refreshes the table after a pause. */
 void dax_table_refresh_later(struct dax_table *table);
-/* Not before somebody asks for it again. */
-void dax_table_refresh_not(struct dax_table *table);
-/* From now on every leaf's block is durably the file's. Refreshes the table. */
+/* Cancels a refresh that was to come later and has not begun. */
+void dax_table_cancel_refresh(struct dax_table *table);
+/*
+ * Refreshes the table. From now on it has a leaf only for a block that is durably the file's.
+ */
 int dax_table_make_durable(struct dax_table *table);
 /* Makes the tree have this order at least. `shape` is held for writing. */
 int dax_table_grow(struct dax_table *table, unsigned int order);

@@ -5,7 +5,6 @@
  */
 
 #include <linux/mm.h>
-#include <linux/mman.h>
 #include <linux/pkeys.h>
 #include <linux/slab.h>
 
@@ -136,7 +135,7 @@ static void dax_mount_end(struct dax_mount *mount)
 
 	pt_mounts_remove(&table->mounts, &mount->mount);
 	if (!READ_ONCE(table->mounts.count))
-		dax_table_refresh_not(table);
+		dax_table_cancel_refresh(table);
 	dax_table_put(table);
 	fput(mount->file);
 	kfree(mount);
@@ -236,13 +235,10 @@ static int dax_mount_create(struct dax_mount *mount, struct vm_area_struct *vma)
 {
 	struct dax_table *table = mount->table;
 	u64 pages = vma_pages(vma);
-	unsigned int order = 1;
 	int error;
 
-	while (1ULL << (PT_INDEX_BITS * order) < pages)
-		order++;
 	down_write(&table->shape);
-	error = dax_table_grow(table, order);
+	error = dax_table_grow(table, pt_order_for(pages));
 	/* The root alone is mounted with its guards, which tables replace. */
 	if (!error && !dax_is_one_piece(vma))
 		error = dax_table_make_room(table, pages);

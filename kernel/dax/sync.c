@@ -47,7 +47,8 @@ static void dax_collect(struct dax_table *table, u64 first, u64 end, struct dax_
 		while (!try_cmpxchg(leaf, &old, old & ~_PAGE_DIRTY))
 			;
 		spin_unlock(lock);
-		dirty->frames[dirty->count++] = pt_leaf_pfn(old);
+		if (old & _PAGE_DIRTY)
+			dirty->frames[dirty->count++] = pt_leaf_pfn(old);
 	}
 	up_read(&table->shape);
 }
@@ -58,8 +59,7 @@ static void dax_write_back(const struct dax_dirty *dirty)
 
 	/* A block may be another file's by now. Writing it back changes nothing. */
 	for (i = 0; i < dirty->count; i++)
-		if (dirty->frames[i])
-			arch_wb_cache_pmem(__va(dirty->frames[i] << PAGE_SHIFT), PAGE_SIZE);
+		arch_wb_cache_pmem(__va(dirty->frames[i] << PAGE_SHIFT), PAGE_SIZE);
 }
 
 /*

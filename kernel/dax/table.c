@@ -126,7 +126,7 @@ void dax_table_refresh_later(struct dax_table *table)
 		dax_table_put(table);
 }
 
-void dax_table_refresh_not(struct dax_table *table)
+void dax_table_cancel_refresh(struct dax_table *table)
 {
 	if (cancel_delayed_work(&table->returning))
 		dax_table_put(table);
@@ -347,11 +347,9 @@ int dax_table_make_room(struct dax_table *table, u64 pages)
 
 static int dax_table_fit(struct dax_table *table, u64 pages)
 {
-	unsigned int order = 1;
+	unsigned int order = pt_order_for(pages);
 	int error;
 
-	while (1ULL << (PT_INDEX_BITS * order) < pages)
-		order++;
 	if (order > DAX_MAX_ORDER)
 		return -EFBIG;
 	down_write(&table->shape);

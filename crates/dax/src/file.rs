@@ -12,7 +12,7 @@ use vellum_uapi::dax::{self, DURABLE, MAX_EXTENT, NOSYNC};
 use crate::PAGE_SIZE;
 use crate::backend::{self, Backend};
 use crate::error::{Error, Result};
-use crate::mapping::{Access, Mapping};
+use crate::mapping::{self, Access, Mapping};
 use crate::sys;
 
 /// Who makes stores through a mapping durable.
@@ -147,8 +147,7 @@ impl DaxFile {
     /// # Errors
     /// What the system said.
     pub fn length(&self) -> Result<u64> {
-        let data = self.file.metadata();
-        Ok(data.map_err(|error| Error::of_io("asking for the file's length", &error))?.len())
+        mapping::length_of(&self.file)
     }
 
     /// Maps all of the file, and room for as much again, so that the mapping shows what is

@@ -1,10 +1,10 @@
-//! Files on byte-addressable storage, mapped without page faults.
+//! Files on byte-addressable storage, mapped without a fault for each page.
 //!
 //! A [`DaxFile`] is a file whose page tables exist before any process needs them (Alverti et al.,
 //! "DaxVM", MICRO '22). With Vellum's kernel module, on ext4 that is mounted for DAX, a [`Mapping`]
-//! costs one entry of the process' own page tables for each GiB, no access to it faults, and all
-//! processes share the tables. Without the module, or on other storage, the same calls use `mmap`:
-//! [`DaxFile::backend`] says which, and [`probe`] says why.
+//! costs one entry of the process' own page tables for each GiB, only the first access faults, and
+//! all processes share the tables. Without the module, or on other storage, the same calls use
+//! `mmap`: [`DaxFile::backend`] says which, and [`probe`] says why.
 //!
 //! ```
 //! use vellum_dax::{Access, DaxFile, Options};
@@ -30,7 +30,11 @@
 //! for `mmap`.
 //!
 //! A program that makes its stores durable itself opens the file with [`Durability::Flushed`] and
-//! calls [`Mapping::persist`], which costs no system call.
+//! calls [`Mapping::persist`], which writes back the cache lines of a range and nothing else.
+//!
+//! The methods of a [`Mapping`] compare their range with the file's length, which is a system call:
+//! a program that accesses few bytes at a time uses [`Mapping::base`] or [`Mapping::bytes`], with
+//! [`flush`] and [`copy_past_caches`].
 //!
 //! Runs on Linux 5.10 and later with 4 KiB pages.
 

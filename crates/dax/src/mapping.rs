@@ -93,9 +93,7 @@ impl Mapping {
     /// # Errors
     /// What the system said.
     pub fn length(&self) -> Result<u64> {
-        let data = self.file.metadata();
-        let data = data.map_err(|error| Error::of_io("asking for the file's length", &error))?;
-        Ok(data.len().min(self.capacity()))
+        Ok(length_of(&self.file)?.min(self.capacity()))
     }
 
     /// Bytes that it can show: of address space.
@@ -201,6 +199,12 @@ impl Mapping {
             Access::Read => Err(Error::ReadOnly { doing: "writing to a mapping" }),
         }
     }
+}
+
+/// Bytes of a file.
+pub(crate) fn length_of(file: &File) -> Result<u64> {
+    let data = file.metadata();
+    Ok(data.map_err(|error| Error::of_io("asking for the file's length", &error))?.len())
 }
 
 impl Drop for Mapping {

@@ -20,6 +20,16 @@ pub enum Flush {
 }
 
 impl Flush {
+    /// Its name, which commands print.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Clwb => "clwb",
+            Self::Clflushopt => "clflushopt",
+            Self::Clflush => "clflush",
+            Self::None => "none",
+        }
+    }
+
     /// The way of this CPU.
     pub fn of_this_cpu() -> Self {
         #[cfg(target_arch = "x86_64")]

@@ -4,8 +4,8 @@
  *
  * A file table is the page tables of a file on byte-addressable storage, made before any process
  * needs them. Its leaves are the file's blocks. A process maps the file by one entry of its own
- * page tables for each GiB, or 512 GiB, and no access faults. All processes that map the file share
- * the tables (Alverti et al., "DaxVM", MICRO '22, section IV).
+ * page tables for each GiB, or 512 GiB, and only the first access faults. All processes that map
+ * the file share the tables (Alverti et al., "DaxVM", MICRO '22, section IV).
  *
  *	device = open("/dev/vellum-dax", O_RDWR | O_CLOEXEC);
  *	open.file = open("/mnt/pmem/model", O_RDONLY | O_CLOEXEC);

@@ -17,8 +17,8 @@ Examples:
   vellum dax tables                    all tables in this kernel (root)
 
 A file table is the page tables of a file on persistent memory, which processes map by one entry:
-no access faults. Needs Vellum's kernel module and ext4 mounted with -o dax; without them the crate
-vellum-dax maps files by mmap.";
+only the first access faults. Needs Vellum's kernel module and ext4 mounted with -o dax; without
+them the crate vellum-dax maps files by mmap.";
 
 /// Show files on byte-addressable storage, and their page tables
 #[derive(clap::Args)]

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use vellum_dax::Flush;
 
-use crate::error::Outcome;
+use crate::error::{Failure, Outcome};
 use crate::output::Output;
 
 /// Show whether files can have file tables here
@@ -21,25 +21,16 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let probe = vellum_dax::probe();
-    let flush = match Flush::of_this_cpu() {
-        Flush::Clwb => "clwb",
-        Flush::Clflushopt => "clflushopt",
-        Flush::Clflush => "clflush",
-        Flush::None => "none",
-    };
-    let mut file = None;
-    if let Some(path) = &arguments.file {
-        let opened = super::file::open(path)?;
-        file = Some((
-            path.display().to_string(),
-            opened.backend(),
-            opened.why_no_table().map(str::to_owned),
-        ));
-    }
+    let flush = Flush::of_this_cpu().name();
+    let path = arguments.file.as_deref();
+    let file = path
+        .map(|path| Ok::<_, Failure>((path.display(), super::file::open(path)?)))
+        .transpose()?;
     let mut output = Output::new();
     if arguments.json {
-        let file = file.map_or(Value::Null, |(path, backend, why)| {
-            json!({ "path": path, "backend": backend.name(), "why_no_table": why })
+        let file = file.map(|(path, file)| {
+            let (backend, why) = (file.backend().name(), file.why_no_table());
+            json!({ "path": path.to_string(), "backend": backend, "why_no_table": why })
         });
         let backend = probe.backend.name();
         let machine = json!({ "backend": backend, "about": probe.about, "flush": flush });
@@ -48,10 +39,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     output.line(&format!("files are mapped by: {} ({})", probe.backend, probe.about))?;
     output.line(&format!("this CPU writes cache lines back by: {flush}"))?;
-    match file {
-        Some((path, backend, None)) => output.line(&format!("{path}: {backend}"))?,
-        Some((path, backend, Some(why))) => output.line(&format!("{path}: {backend}, as {why}"))?,
-        None => {}
+    if let Some((path, file)) = file {
+        let why = file.why_no_table().map_or(String::new(), |why| format!(", as {why}"));
+        output.line(&format!("{path}: {}{why}", file.backend()))?;
     }
     output.finish()
 }
