@@ -8,12 +8,12 @@
  */
 
 #include <linux/file.h>
-#include <linux/sched/signal.h>
 #include <linux/slab.h>
 
 #include "core/compat.h"
 #include "core/pt_flush.h"
 #include "core/pt_mount.h"
+#include "core/pt_notifier.h"
 #include "core/pt_pieces.h"
 #include "core/pt_secondary.h"
 #include "core/pt_slot.h"
@@ -372,36 +372,19 @@ static void pt_mount_forget(struct pt_mount *mount)
 	spin_unlock(&mount->lock);
 }
 
-/*
- * Registers the notifier. The core does not register the first notifier of a process while a
- * signal, a stop, a debugger, the freezer or work of io_uring waits for the thread. The thread is
- * in mmap or in a fault, and cannot be told to try again, so those wait. A signal mask does not
- * keep all of them away.
- */
-static int pt_mount_insert_notifier(struct pt_mount *mount, struct mm_struct *mm)
-{
-	sigset_t others, before;
-	bool work = false, signal = false;
-	int error;
+struct pt_mount_insertion {
+	struct pt_mount		*mount;
+	struct mm_struct	*mm;
+};
 
-	siginitsetinv(&others, sigmask(SIGKILL));
-	sigprocmask(SIG_SETMASK, &others, &before);
-	do {
-		error = -EINTR;
-		if (fatal_signal_pending(current))
-			break;
-		signal |= test_and_clear_thread_flag(TIF_SIGPENDING);
-		work |= test_and_clear_thread_flag(TIF_NOTIFY_SIGNAL);
-		error = mmu_interval_notifier_insert_locked(&mount->notifier, mm, mount->start,
-							    mount->end - mount->start,
-							    &pt_mount_notifier_ops);
-	} while (error == -EINTR);
-	sigprocmask(SIG_SETMASK, &before, NULL);
-	if (signal)
-		set_thread_flag(TIF_SIGPENDING);
-	if (work)
-		set_thread_flag(TIF_NOTIFY_SIGNAL);
-	return error;
+static int pt_mount_insert_notifier(void *data)
+{
+	struct pt_mount_insertion *insertion = data;
+	struct pt_mount *mount = insertion->mount;
+
+	return mmu_interval_notifier_insert_locked(&mount->notifier, insertion->mm, mount->start,
+						   mount->end - mount->start,
+						   &pt_mount_notifier_ops);
 }
 
 /*
@@ -443,6 +426,7 @@ int pt_mount_create_detached(struct pt_mount *mount, struct vm_area_struct *vma)
 	unsigned long len = vma->vm_end - vma->vm_start;
 	/* A surface of several tables of level 3 may begin within one of them. */
 	unsigned long needed = min(pt_pieces_alignment(len), pt_slot_size(PG_LEVEL_2M));
+	struct pt_mount_insertion insertion = { mount, vma->vm_mm };
 	int error;
 
 	if (mount->mm)
@@ -467,7 +451,7 @@ int pt_mount_create_detached(struct pt_mount *mount, struct vm_area_struct *vma)
 		error = pt_mount_fill_slots(mount, vma->vm_mm);
 	if (error)
 		goto failed;
-	error = pt_mount_insert_notifier(mount, vma->vm_mm);
+	error = pt_notifier_insert(pt_mount_insert_notifier, &insertion);
 	if (error)
 		goto failed;
 	/*

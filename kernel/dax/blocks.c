@@ -30,6 +30,11 @@ void dax_blocks_close(struct dax_table *table)
 	fs_put_dax(table->device, NULL);
 }
 
+bool dax_blocks_can_be_durable(const struct dax_table *table)
+{
+	return dax_synchronous(table->device);
+}
+
 /* Returns how many of these blocks have frames in a row, and the first frame. */
 static unsigned int dax_blocks_locate(struct dax_table *table, u64 block, unsigned int count,
 				      u64 *frame)

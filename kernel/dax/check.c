@@ -17,9 +17,10 @@ static void dax_check_show(void *out, struct dax_table *table)
 		   dax_inode(table)->i_ino, table->pages, table->tree.order,
 		   atomic_long_read(&table->tree.tables), table->mounts.count,
 		   pt_mounts_barred(&table->mounts));
-	seq_printf(out, "stale %d notices %llu wrong leaves %llu wrong entries %llu\n",
-		   dax_table_is_stale(table), table->notices, wrong,
-		   pt_mounts_wrong(&table->mounts));
+	seq_printf(out, "attachments %llu stale %d notices %llu ", dax_attachments_count(table),
+		   dax_table_is_stale(table), table->notices);
+	seq_printf(out, "wrong leaves %llu wrong entries %llu\n", wrong,
+		   pt_mounts_wrong(&table->mounts) + dax_attachments_wrong(table));
 }
 
 static int dax_tables_show(struct seq_file *out, void *unused)

@@ -8,6 +8,7 @@
  *	watch.c		notices when a file loses blocks
  *	map.c		mapping, faults, rights; the file system serves what the table cannot
  *	sync.c		making durable what CPUs have stored
+ *	heap.h		ephemeral mappings, in files of their own
  *	check.c		self-check in debugfs
  *
  * The danger is a block that is another file's while a leaf still leads to it. Three rules keep
@@ -72,6 +73,8 @@ struct dax_table {
 	struct rw_semaphore	shape;		/* the tree's root and order */
 	struct pt_tree		tree;
 	struct pt_mounts	mounts;
+	spinlock_t		attachments_lock;	/* protects the next one */
+	struct list_head	attachments;	/* to heaps, zombies included (heap.h) */
 	bool			is_written;	/* a mapping may have stored something */
 	bool			is_stored;	/* something was, and the times do not say so */
 	struct mutex		syncing;	/* one sync at a time */
@@ -82,6 +85,7 @@ struct dax_table {
 	/* Pages whose blocks may have changed since they were looked up; none if equal. */
 	u64			stale_first, stale_end;
 	u64			notices;	/* how often pages were marked as stale */
+	u64			unmaps;		/* how often the kernel unmapped pages */
 	bool			misses;		/* pages before the end may lack leaves */
 	u32			generation;	/* of the inode, when pages were looked up */
 	bool			is_durable;
@@ -127,6 +131,12 @@ int dax_table_make_room(struct dax_table *table, u64 pages);
 /* Whether the page has a leaf that may be shown. The file's invalidation lock is held. */
 bool dax_table_shows(struct dax_table *table, u64 page);
 bool dax_table_is_stale(struct dax_table *table);
+/*
+ * Whether all pages before this one that the file has were looked up, and none is stale. The file's
+ * invalidation lock is held.
+ */
+bool dax_table_is_current(struct dax_table *table, u64 end);
+u64 dax_table_unmaps(struct dax_table *table);
 /* Notes that the file system serves a page, which may have a block by now. */
 void dax_table_misses(struct dax_table *table, u64 page);
 /* Calls the function for all leaves. */
@@ -141,9 +151,31 @@ void dax_tables_end(void);
 
 extern struct workqueue_struct *dax_work;
 
+/* device.c */
+/* Whether the file can have a table, and the descriptor may be used for it. */
+int dax_check_file(const struct file *file);
+/* The handle that a table's descriptor has; NULL: it is another file's. */
+const struct dax_handle *dax_handle_of(const struct file *file);
+
+/* attach.c */
+/*
+ * The file loses these pages. No attachment shows them when this returns, and no TLB has them. Must
+ * not sleep.
+ */
+void dax_attachments_lose(struct dax_table *table, u64 first, u64 end);
+/* Flushes translations of the pages where the table is attached. */
+void dax_attachments_flush(struct dax_table *table, u64 first, u64 end);
+/* Writes back what was stored to leaves that the file system has made, and drops these. */
+void dax_attachments_empty(struct dax_table *table, u64 first, u64 end);
+u64 dax_attachments_count(struct dax_table *table);
+/* For self-checks: counts wrong entries in processes. */
+u64 dax_attachments_wrong(struct dax_table *table);
+
 /* blocks.c */
 int dax_blocks_open(struct dax_table *table);
 void dax_blocks_close(struct dax_table *table);
+/* Whether what is written back from the CPUs' caches is durable then. */
+bool dax_blocks_can_be_durable(const struct dax_table *table);
 /*
  * Finds the frames of pages. 0: the file has no written block there, or it cannot be read. Takes
  * the inode's lock. Returns 0, or -EINTR.
@@ -169,6 +201,8 @@ unsigned long dax_area(struct file *file, unsigned long addr, unsigned long len,
 void dax_flush_stores(struct dax_table *table, u64 first, u64 end);
 /* Updates the file's times if something was stored. `file` is a descriptor of the file. */
 void dax_update_times(struct dax_table *table, struct file *file);
+/* Makes durable what was stored in a range of bytes, and what the file system has to write. */
+int dax_sync(struct dax_table *table, struct file *file, loff_t start, loff_t end, int datasync);
 int dax_fsync(struct file *file, loff_t start, loff_t end, int datasync);
 
 /* check.c */

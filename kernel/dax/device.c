@@ -15,6 +15,7 @@
 #include "core/pt_tree.h"
 #include "core/sized.h"
 #include "dax/dax.h"
+#include "dax/heap.h"
 
 #define DAX_FLAGS	(VELLUM_DAX_DURABLE | VELLUM_DAX_NOSYNC)
 
@@ -31,7 +32,8 @@ static long dax_ioctl_stat(struct dax_handle *handle, unsigned long argument)
 {
 	struct dax_table *table = handle->table;
 	struct vellum_dax_stat stat = {};
-	int size = vellum_copy_sized(&stat, sizeof(stat), sizeof(stat), argument);
+	int size = vellum_copy_sized(&stat, sizeof(stat),
+				     offsetof(struct vellum_dax_stat, attachments), argument);
 
 	if (size < 0)
 		return size;
@@ -42,6 +44,7 @@ static long dax_ioctl_stat(struct dax_handle *handle, unsigned long argument)
 	stat.tables = atomic_long_read(&table->tree.tables);
 	stat.mounts = READ_ONCE(table->mounts.count);
 	stat.barred = pt_mounts_barred(&table->mounts);
+	stat.attachments = dax_attachments_count(table);
 	stat.stale = dax_table_is_stale(table);
 	spin_lock(&table->lock);
 	stat.pages = table->pages;
@@ -87,6 +90,11 @@ static const struct file_operations dax_table_operations = {
 	.llseek = noop_llseek,
 };
 
+const struct dax_handle *dax_handle_of(const struct file *file)
+{
+	return file->f_op == &dax_table_operations ? file->private_data : NULL;
+}
+
 /* The device. */
 
 static long dax_ioctl_query(unsigned long argument)
@@ -99,13 +107,13 @@ static long dax_ioctl_query(unsigned long argument)
 	query = (struct vellum_dax_query){
 		.size = sizeof(query),
 		.version = 1,
+		.features = VELLUM_DAX_HAS_HEAPS,
 		.flags = DAX_FLAGS,
 	};
 	return vellum_answer_sized(argument, size, &query, sizeof(query));
 }
 
-/* Whether the file can have a table, and the descriptor may be used for it. */
-static int dax_check_file(const struct file *file)
+int dax_check_file(const struct file *file)
 {
 	const struct inode *inode = file_inode(file);
 
@@ -216,6 +224,8 @@ static long dax_ioctl(struct file *file, unsigned int command, unsigned long arg
 		return dax_ioctl_query(argument);
 	case vellum_sized_command(VELLUM_DAX_OPEN):
 		return dax_ioctl_open(argument);
+	case vellum_sized_command(VELLUM_DAX_HEAP):
+		return dax_heap_open(argument);
 	}
 	return -ENOTTY;
 }
@@ -235,24 +245,42 @@ static struct miscdevice dax_misc = {
 
 static bool dax_is_there;
 
+static int dax_start(void)
+{
+	int error = dax_attachments_start();
+
+	if (error)
+		return error;
+	error = dax_tables_start();
+	if (error)
+		dax_attachments_end();
+	return error;
+}
+
+static void dax_end(void)
+{
+	dax_tables_end();
+	dax_attachments_end();
+}
+
 /* Without a watch on lost blocks there is no device; the rest of the module does without. */
 int dax_init(struct dentry *folder)
 {
-	int error = dax_tables_start();
+	int error = dax_start();
 
 	if (error)
 		return error;
 	error = dax_watch_start();
 	if (error) {
 		pr_warn("ftrace cannot watch files lose blocks (%d): no file tables\n", error);
-		dax_tables_end();
+		dax_end();
 		return 0;
 	}
 	dax_check_init(folder);
 	error = misc_register(&dax_misc);
 	if (error) {
 		dax_watch_end();
-		dax_tables_end();
+		dax_end();
 		return error;
 	}
 	dax_is_there = true;
@@ -265,5 +293,5 @@ void dax_exit(void)
 		return;
 	misc_deregister(&dax_misc);
 	dax_watch_end();
-	dax_tables_end();
+	dax_end();
 }

@@ -71,16 +71,18 @@ void dax_flush_stores(struct dax_table *table, u64 first, u64 end)
 	struct dax_dirty *dirty = kvzalloc(sizeof(*dirty), GFP_KERNEL | __GFP_NOFAIL);
 	u64 page, next;
 
+	mutex_lock(&table->syncing);
+	dax_attachments_empty(table, first, end);
 	spin_lock(&table->lock);
 	end = min(end, table->reach);
 	spin_unlock(&table->lock);
-	mutex_lock(&table->syncing);
 	for (page = first; page < end; page = next) {
 		next = min(end, page + DAX_SYNC_PAGES);
 		dax_collect(table, page, next, dirty);
 		if (dirty->count) {
 			WRITE_ONCE(table->is_stored, true);
 			pt_mounts_flush(&table->mounts, page, next - page);
+			dax_attachments_flush(table, page, next);
 			dax_write_back(dirty);
 		}
 		cond_resched();
@@ -105,17 +107,22 @@ void dax_update_times(struct dax_table *table, struct file *file)
 	sb_end_write(super);
 }
 
-int dax_fsync(struct file *file, loff_t start, loff_t end, int datasync)
+int dax_sync(struct dax_table *table, struct file *file, loff_t start, loff_t end, int datasync)
 {
-	struct dax_handle *handle = file->private_data;
-	struct dax_table *table = handle->table;
 	/* Blocks may have moved in the file: dirty bits are at the old places. */
 	bool is_stale = dax_table_is_stale(table);
 
-	if (handle->flags & VELLUM_DAX_NOSYNC)
-		return 0;
 	dax_flush_stores(table, is_stale ? 0 : start >> PAGE_SHIFT,
 			 is_stale ? U64_MAX : ((u64)end >> PAGE_SHIFT) + 1);
-	dax_update_times(table, handle->file);
-	return vfs_fsync_range(handle->file, start, end, datasync);
+	dax_update_times(table, file);
+	return vfs_fsync_range(file, start, end, datasync);
+}
+
+int dax_fsync(struct file *file, loff_t start, loff_t end, int datasync)
+{
+	const struct dax_handle *handle = file->private_data;
+
+	if (handle->flags & VELLUM_DAX_NOSYNC)
+		return 0;
+	return dax_sync(handle->table, handle->file, start, end, datasync);
 }

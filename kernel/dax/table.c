@@ -50,6 +50,28 @@ bool dax_table_is_stale(struct dax_table *table)
 	return is_stale;
 }
 
+bool dax_table_is_current(struct dax_table *table, u64 end)
+{
+	u64 pages;
+
+	if (dax_table_is_stale(table))
+		return false;
+	spin_lock(&table->lock);
+	pages = table->pages;
+	spin_unlock(&table->lock);
+	return pages >= min(end, dax_size_in_pages(table));
+}
+
+u64 dax_table_unmaps(struct dax_table *table)
+{
+	u64 unmaps;
+
+	spin_lock(&table->lock);
+	unmaps = table->unmaps;
+	spin_unlock(&table->lock);
+	return unmaps;
+}
+
 void dax_table_misses(struct dax_table *table, u64 page)
 {
 	spin_lock(&table->lock);
@@ -82,8 +104,10 @@ void dax_table_notice(const struct address_space *mapping, u64 first, u64 count)
 		if (table->mapping != mapping)
 			continue;
 		spin_lock(&table->lock);
+		table->unmaps++;
 		dax_mark_stale(table, first, end);
 		spin_unlock(&table->lock);
+		dax_attachments_lose(table, first, end);
 	}
 	rcu_read_unlock();
 }
@@ -147,6 +171,8 @@ static struct dax_table *dax_table_make(struct file *file)
 	mutex_init(&table->syncing);
 	init_rwsem(&table->shape);
 	pt_mounts_init(&table->mounts);
+	spin_lock_init(&table->attachments_lock);
+	INIT_LIST_HEAD(&table->attachments);
 	spin_lock_init(&table->lock);
 	table->pause = DAX_FIRST_PAUSE;
 	table->generation = file_inode(file)->i_generation;
@@ -194,6 +220,20 @@ static struct dax_table *dax_table_find(const struct address_space *mapping)
 	return NULL;
 }
 
+/* The same without the mutex: a table that is losing its last reference is not found. */
+static struct dax_table *dax_table_find_fast(const struct address_space *mapping)
+{
+	struct dax_table *table, *found = NULL;
+
+	rcu_read_lock();
+	hash_for_each_possible_rcu(dax_tables, table, node, (unsigned long)mapping) {
+		if (table->mapping == mapping && kref_get_unless_zero(&table->references))
+			found = table;
+	}
+	rcu_read_unlock();
+	return found;
+}
+
 /*
  * The table is made without the mutex: to open the file may wait for other programs (leases,
  * fanotify), and a thread that unmaps takes the mutex under the mmap lock.
@@ -201,8 +241,10 @@ static struct dax_table *dax_table_find(const struct address_space *mapping)
 struct dax_table *dax_table_open(struct file *file)
 {
 	struct address_space *mapping = file_inode(file)->i_mapping;
-	struct dax_table *table, *made;
+	struct dax_table *table = dax_table_find_fast(mapping), *made;
 
+	if (table)
+		return table;
 	if (mutex_lock_killable(&dax_tables_lock))
 		return ERR_PTR(-EINTR);
 	table = dax_table_find(mapping);

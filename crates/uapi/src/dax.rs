@@ -24,7 +24,7 @@ pub struct Query {
     pub size: u32,
     /// Of the interface.
     pub version: u32,
-    /// None so far.
+    /// [`HAS_HEAPS`].
     pub features: u64,
     /// The flags that [`OPEN`] knows.
     pub flags: u64,
@@ -69,6 +69,72 @@ pub struct Stat {
     pub barred: u64,
     /// 1: the table has to be refreshed.
     pub stale: u64,
+    /// Attachments, of all processes, with those that wait for a flush.
+    pub attachments: u64,
+}
+
+/// A feature: there are heaps.
+pub const HAS_HEAPS: u64 = 1 << 0;
+
+/// `struct vellum_dax_heap`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Heap {
+    /// Bytes of this structure.
+    pub size: u32,
+    /// Detachments that are flushed together; 0 for the usual number.
+    pub batch: u32,
+    /// [`HEAP_WRITES`] or none.
+    pub flags: u64,
+}
+
+/// The heap is for reading and writing.
+pub const HEAP_WRITES: u64 = 1 << 0;
+/// The largest batch.
+pub const MAX_BATCH: u32 = 512;
+
+/// `struct vellum_dax_attach`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Attach {
+    /// Bytes of this structure.
+    pub size: u32,
+    /// A descriptor of the file, or of its table.
+    pub file: i32,
+    /// Bytes in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Out: of the byte at the offset.
+    pub address: u64,
+}
+
+/// `struct vellum_dax_heap_stat`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct HeapStat {
+    /// Bytes of this structure as the caller knows it.
+    pub size: u32,
+    /// Detachments that are flushed together.
+    pub batch: u32,
+    /// Of 1 GiB, used so far.
+    pub regions: u64,
+    /// Units that are attached, or wait for a flush.
+    pub taken: u64,
+    /// Units in which a file's table is now.
+    pub attached: u64,
+    /// Units that the file system serves.
+    pub served: u64,
+    /// Detachments that wait for a flush.
+    pub zombies: u64,
+    /// Since the beginning, as the rest.
+    pub attaches: u64,
+    /// Those that have ended.
+    pub detaches: u64,
+    /// Flushes for detachments.
+    pub flushes: u64,
+    /// Faults that the file system has handled.
+    pub served_faults: u64,
 }
 
 /// The features of this module; takes a [`Query`]. On the device.
@@ -79,9 +145,22 @@ pub const OPEN: u32 = ioctl::write::<Open>(b'D', 2);
 pub const REFRESH: u32 = ioctl::none(b'D', 3);
 /// A table's properties and memory; takes a [`Stat`].
 pub const STAT: u32 = ioctl::read_write::<Stat>(b'D', 4);
+/// Opens a heap; takes a [`Heap`]. On the device.
+pub const HEAP: u32 = ioctl::write::<Heap>(b'D', 5);
+/// Attaches a part of a file; takes an [`Attach`]. On a heap.
+pub const ATTACH: u32 = ioctl::read_write::<Attach>(b'D', 6);
+/// Detaches; takes an address. On a heap.
+pub const DETACH: u32 = ioctl::none(b'D', 7);
+/// Flushes for what was detached. On a heap.
+pub const REAP: u32 = ioctl::none(b'D', 8);
+/// What is in a heap; takes a [`HeapStat`]. On a heap.
+pub const HEAP_STAT: u32 = ioctl::read_write::<HeapStat>(b'D', 9);
 
 const _: () = {
     assert!(size_of::<Query>() == 24 && offset_of!(Query, flags) == 16);
     assert!(size_of::<Open>() == 16 && offset_of!(Open, flags) == 8);
-    assert!(size_of::<Stat>() == 64 && offset_of!(Stat, stale) == 56);
+    assert!(size_of::<Stat>() == 72 && offset_of!(Stat, attachments) == 64);
+    assert!(size_of::<Heap>() == 16 && offset_of!(Heap, flags) == 8);
+    assert!(size_of::<Attach>() == 32 && offset_of!(Attach, address) == 24);
+    assert!(size_of::<HeapStat>() == 80 && offset_of!(HeapStat, served_faults) == 72);
 };

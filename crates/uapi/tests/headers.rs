@@ -71,12 +71,18 @@ fn view_of_dax() -> View {
         &mut view,
         "VELLUM_DAX_",
         &named!(vellum_uapi::dax;
-            UNIT READ_UNIT MAX_EXTENT DURABLE NOSYNC QUERY OPEN REFRESH STAT),
+            UNIT READ_UNIT MAX_EXTENT DURABLE NOSYNC HAS_HEAPS HEAP_WRITES MAX_BATCH
+            QUERY OPEN REFRESH STAT HEAP ATTACH DETACH REAP HEAP_STAT),
     );
     structure!(view, "vellum_dax_query", dax::Query, size version features flags);
     structure!(view, "vellum_dax_open", dax::Open, size file flags);
     structure!(view, "vellum_dax_stat", dax::Stat,
-        size order flags pages leaves tables mounts barred stale);
+        size order flags pages leaves tables mounts barred stale attachments);
+    structure!(view, "vellum_dax_heap", dax::Heap, size batch flags);
+    structure!(view, "vellum_dax_attach", dax::Attach, size file offset length address);
+    structure!(view, "vellum_dax_heap_stat", dax::HeapStat,
+        size batch regions taken attached served zombies attaches detaches flushes
+        served_faults);
     view
 }
 

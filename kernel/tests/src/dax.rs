@@ -1,13 +1,13 @@
 //! File tables: files on persistent memory, and descriptors of their tables.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::io::Errno;
-use vellum_uapi::dax::{self, Open, Query, Stat};
+use vellum_uapi::dax::{self, Attach, HEAP_WRITES, HeapStat, Open, Query, READ_UNIT, Stat};
 
 use crate::persistent::{self, FOLDER};
 use crate::sys::{self, READ_WRITE, Request};
@@ -209,5 +209,104 @@ impl Table {
     pub fn mapped_for_reading(&self, pages: u64) -> Mapping {
         let length = dax::extent(pages * PAGE as u64);
         Mapping::new(self.request(length, libc::PROT_READ)).expect("a mapping for reading")
+    }
+}
+
+/// A heap of ephemeral mappings, in this process.
+#[derive(Debug)]
+pub struct Heap {
+    mapping: Mapping,
+    descriptor: OwnedFd,
+}
+
+#[allow(unsafe_code)]
+impl Heap {
+    /// A descriptor of a heap that is not mapped.
+    pub fn open(flags: u64, batch: u32) -> Result<OwnedFd, Errno> {
+        let open = dax::Heap { size: size_of::<dax::Heap>() as u32, batch, flags };
+        let argument = (&raw const open).expose_provenance() as u64;
+        let opened = device_ioctl(dax::HEAP, argument)?;
+        // SAFETY: the kernel has just made the descriptor, and no other code knows it.
+        Ok(unsafe { OwnedFd::from_raw_fd(opened as i32) })
+    }
+
+    /// A request to map a heap of so many GiB.
+    pub fn request(descriptor: &OwnedFd, gibs: u64, protection: i32) -> Request<'_> {
+        Request {
+            address: 0,
+            length: (gibs * READ_UNIT) as usize,
+            protection,
+            flags: libc::MAP_SHARED,
+            fd: Some(descriptor.as_fd()),
+            offset: 0,
+        }
+    }
+
+    fn new(flags: u64, batch: u32, protection: i32) -> Self {
+        let descriptor = Self::open(flags, batch).expect("HEAP");
+        let mapping = Mapping::new(Self::request(&descriptor, 2, protection)).expect("a heap");
+        Self { mapping, descriptor }
+    }
+
+    /// One of 2 GiB, for reading.
+    pub fn for_reading(batch: u32) -> Self {
+        Self::new(0, batch, libc::PROT_READ)
+    }
+
+    /// One of 2 GiB, for reading and writing.
+    pub fn for_writing(batch: u32) -> Self {
+        Self::new(HEAP_WRITES, batch, READ_WRITE)
+    }
+
+    /// Its memory.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// A command with any argument.
+    pub fn ioctl(&self, command: u32, argument: u64) -> Result<u64, Errno> {
+        sys::ioctl(self.descriptor.as_fd(), command, argument)
+    }
+
+    /// Attaches a part of what a number is the descriptor of. Returns the address.
+    pub fn attach_descriptor(&self, file: i32, offset: u64, length: u64) -> Result<usize, Errno> {
+        let size = size_of::<Attach>() as u32;
+        let mut attach = Attach { size, file, offset, length, address: 0 };
+        self.ioctl(dax::ATTACH, (&raw mut attach).expose_provenance() as u64)?;
+        Ok(attach.address as usize)
+    }
+
+    /// Attaches pages of a file, or of a table.
+    pub fn attach(&self, file: impl AsFd, page: u64, pages: u64) -> Result<usize, Errno> {
+        let page_size = PAGE as u64;
+        self.attach_descriptor(file.as_fd().as_raw_fd(), page * page_size, pages * page_size)
+    }
+
+    /// Ends the attachment at an address.
+    pub fn detach(&self, address: usize) -> Result<(), Errno> {
+        self.ioctl(dax::DETACH, address as u64).map(drop)
+    }
+
+    /// Flushes for what was detached.
+    pub fn reap(&self) {
+        self.ioctl(dax::REAP, 0).expect("REAP");
+    }
+
+    /// Makes durable what was stored.
+    pub fn sync(&self) -> Result<(), Errno> {
+        rustix::fs::fsync(&self.descriptor)
+    }
+
+    /// What is in it.
+    pub fn stat(&self) -> HeapStat {
+        let mut stat = HeapStat { size: size_of::<HeapStat>() as u32, ..HeapStat::default() };
+        self.ioctl(dax::HEAP_STAT, (&raw mut stat).expose_provenance() as u64).expect("HEAP_STAT");
+        stat
+    }
+}
+
+impl AsFd for Table {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
     }
 }

@@ -7,12 +7,12 @@ use std::os::unix::fs::FileExt as _;
 use rustix::fs::{FallocateFlags, fallocate};
 use vellum_kernel_tests::access::{self, Fault};
 use vellum_kernel_tests::counters::assert_file_tables_are_sound;
-use vellum_kernel_tests::dax::DaxFile;
+use vellum_kernel_tests::dax::{DaxFile, Heap};
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::sys::{self, READ_WRITE};
 use vellum_kernel_tests::threads::rounds;
-use vellum_kernel_tests::{Mapping, PAGE, Table, dax_turn};
-use vellum_uapi::dax::{DURABLE, READ_UNIT};
+use vellum_kernel_tests::{Errno, Mapping, PAGE, Table, dax_turn};
+use vellum_uapi::dax::{DURABLE, READ_UNIT, UNIT};
 
 /// The most bytes of the file: beyond two tables.
 const MOST: u64 = 1_100 * PAGE as u64;
@@ -22,6 +22,9 @@ struct Model {
     bytes: Vec<u8>,
     table: Table,
     mappings: Vec<Mapping>,
+    heap: Heap,
+    /// Addresses of attachments, each of all of the file.
+    attached: Vec<usize>,
     random: Random,
 }
 
@@ -29,7 +32,9 @@ impl Model {
     fn new(seed: u64) -> Self {
         let file = DaxFile::new("model");
         let table = file.table();
-        Self { file, bytes: Vec::new(), table, mappings: Vec::new(), random: Random::new(seed) }
+        let heap = Heap::for_writing(5);
+        let (mappings, attached, random) = (Vec::new(), Vec::new(), Random::new(seed));
+        Self { file, bytes: Vec::new(), table, mappings, heap, attached, random }
     }
 
     fn length(&self) -> u64 {
@@ -52,15 +57,19 @@ impl Model {
         (0..length).map(|at| first.wrapping_add((at as u8).wrapping_mul(step))).collect()
     }
 
-    /// Where one of the mappings is, and its bytes.
+    /// Where one of the mappings is, or of the attachments, and its bytes.
     fn mapping(&mut self) -> Option<(usize, usize)> {
-        let count = self.mappings.len() as u64;
+        let mapped = self.mappings.len();
+        let count = (mapped + self.attached.len()) as u64;
         let at = (count > 0).then(|| self.random.below(count) as usize)?;
-        Some((self.mappings[at].start(), self.mappings[at].length()))
+        match self.mappings.get(at) {
+            Some(mapping) => Some((mapping.start(), mapping.length())),
+            None => Some((self.attached[at - mapped], MOST.next_multiple_of(UNIT) as usize)),
+        }
     }
 
     fn step(&mut self) {
-        match self.random.below(16) {
+        match self.random.below(18) {
             0 | 1 => self.write(),
             2..5 => self.store(),
             5..9 => self.load(),
@@ -70,6 +79,7 @@ impl Model {
             12 => self.reserve(),
             13 => self.table.refresh().unwrap(),
             14 => self.remap(),
+            15 | 16 => self.reattach(),
             _ => self.disturb(),
         }
     }
@@ -152,20 +162,42 @@ impl Model {
         if self.random.one_in(4) {
             self.table = Table::open(self.file.file(), self.random.below(2) * DURABLE).unwrap();
         }
-        let length = self.random.pick(&[READ_UNIT, MOST.next_multiple_of(1 << 21)]);
+        let length = self.random.pick(&[READ_UNIT, MOST.next_multiple_of(UNIT)]);
         let mapping = Mapping::new(self.table.request(length, READ_WRITE)).unwrap();
         self.mappings.push(mapping);
     }
 
+    fn reattach(&mut self) {
+        if self.attached.len() >= 3 || self.random.one_in(3) {
+            if !self.attached.is_empty() {
+                let at = self.random.below(self.attached.len() as u64) as usize;
+                self.heap.detach(self.attached.swap_remove(at)).unwrap();
+            }
+            return;
+        }
+        let pages = MOST / PAGE as u64;
+        let attached = match self.random.one_in(3) {
+            true => self.heap.attach(&self.table, 0, pages),
+            false => self.heap.attach(self.file.file(), 0, pages),
+        };
+        self.attached.push(attached.unwrap());
+    }
+
     /// Detaches a mapping, or has its stores noted and written back.
     fn disturb(&mut self) {
-        let kind = self.random.below(3);
-        if kind == 0 {
-            return self.table.sync().unwrap();
+        let kind = self.random.below(5);
+        match kind {
+            0 => return self.table.sync().unwrap(),
+            1 => return self.heap.sync().unwrap(),
+            2 => return self.heap.reap(),
+            _ => {}
         }
         let Some((start, length)) = self.mapping() else { return };
         match kind {
-            1 => sys::madvise(start, length, libc::MADV_DONTNEED).unwrap(),
+            3 => sys::madvise(start, length, libc::MADV_DONTNEED).unwrap(),
+            _ if self.attached.contains(&start) => {
+                assert_eq!(sys::mprotect(start, length, READ_WRITE), Err(Errno::INVAL));
+            }
             _ => sys::mprotect(start, length, READ_WRITE).unwrap(),
         }
     }
@@ -173,6 +205,9 @@ impl Model {
     /// The file's own bytes, in the end.
     fn finish(mut self) {
         self.mappings.clear();
+        for address in std::mem::take(&mut self.attached) {
+            self.heap.detach(address).unwrap();
+        }
         assert!(std::fs::read(self.file.path()).unwrap() == self.bytes);
         assert_file_tables_are_sound();
     }

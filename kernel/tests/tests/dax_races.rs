@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, fallocate};
 use vellum_kernel_tests::counters::assert_file_tables_are_sound;
-use vellum_kernel_tests::dax::DaxFile;
+use vellum_kernel_tests::dax::{DaxFile, Heap};
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::sys::{self, READ_WRITE};
 use vellum_kernel_tests::threads::{Deadline, Stop, rounds};
@@ -135,6 +135,46 @@ fn use_once(table: &Table, mapping: &Mapping, random: &mut Random) -> bool {
     false
 }
 
+/// Attaches parts of a file to a heap, uses them, also after they were detached, and so on, until
+/// all stop. A CPU may have what was detached; it never has another file's blocks.
+fn use_heap(file: &DaxFile, heap: &Heap, stop: &Stop, mut random: Random) -> u64 {
+    let mut seen = 0;
+    let mut attached = Vec::new();
+    while !stop.is_said() {
+        let (page, count) = (random.below(PAGES), 1 + random.below(PAGES));
+        if attached.len() < 5 {
+            let address = heap.attach(file.file(), page, count).unwrap();
+            attached.push((address, count, true));
+        }
+        let at = random.below(attached.len() as u64) as usize;
+        let (address, count, is_there) = attached[at];
+        for _ in 0..random.below(40) {
+            let address = address + random.below(count) as usize * PAGE;
+            match random.below(24) {
+                0..12 => match access::load_page(address) {
+                    Ok(words) => {
+                        assert_marked(&words, OURS, "an attachment");
+                        seen += u64::from(words[0] != 0);
+                    }
+                    Err(fault) => assert!(fault.signal == libc::SIGBUS || !is_there),
+                },
+                12..20 => drop(access::store_page(address, OURS | 1)),
+                20 => heap.sync().unwrap(),
+                _ => sys::madvise(address, PAGE, libc::MADV_DONTNEED).unwrap(),
+            }
+        }
+        match is_there {
+            true => {
+                heap.detach(address).unwrap();
+                attached[at].2 = false;
+            }
+            // From here on another attachment may be there.
+            false => drop(attached.swap_remove(at)),
+        }
+    }
+    seen
+}
+
 /// The file may change faster than its table.
 fn busy(errno: vellum_kernel_tests::Errno) -> Result<(), vellum_kernel_tests::Errno> {
     if errno == vellum_kernel_tests::Errno::BUSY { Ok(()) } else { Err(errno) }
@@ -148,6 +188,8 @@ fn no_mapping_leads_to_another_file_s_blocks() {
     let _filler = filler(PAGES + 200);
     let plain = file.table();
     let durable = Table::open(file.file(), DURABLE).unwrap();
+    // Alone in its heap, the thread finds nothing else at the addresses of what it has detached.
+    let heap = Heap::for_writing(64);
     let (stop, seen) = (Stop::default(), AtomicU64::new(0));
     let deadline = Deadline::after_ms(6_000);
     let numbers = |thread: u64| Random::new(random.wrapping_add(thread));
@@ -161,6 +203,10 @@ fn no_mapping_leads_to_another_file_s_blocks() {
                 seen.fetch_add(use_mappings(table, stop, numbers), Ordering::Relaxed);
             });
         }
+        let (file, heap, stop, seen) = (&file, &heap, &stop, &seen);
+        scope.spawn(move || {
+            seen.fetch_add(use_heap(file, heap, stop, numbers(5)), Ordering::Relaxed);
+        });
         while !deadline.is_over() {
             check(&other, OTHERS);
             assert_file_tables_are_sound();

@@ -51,9 +51,12 @@
 struct vellum_dax_query {
 	__u32 size;		/* of this structure, as the caller knows it */
 	__u32 version;		/* of the interface; 1 */
-	__u64 features;		/* none so far */
+	__u64 features;		/* VELLUM_DAX_HAS_* */
 	__u64 flags;		/* the flags that OPEN knows */
 };
+
+/* There are heaps, for ephemeral mappings. */
+#define VELLUM_DAX_HAS_HEAPS		(1ULL << 0)
 
 /*
  * Opens the table of a file, and makes it if no process has it open. Returns a descriptor with the
@@ -102,11 +105,93 @@ struct vellum_dax_stat {
 	__u64 mounts;		/* mappings of all processes */
 	__u64 barred;		/* of these, those that the file system serves */
 	__u64 stale;		/* 1: the table has to be refreshed before it is mapped again */
+	__u64 attachments;	/* to heaps of all processes, with those that wait for a flush */
+};
+
+/*
+ * Ephemeral mappings. A heap is one mapping of a process, made once, in which any thread maps parts
+ * of files by an ioctl, without the locks and the bookkeeping of mmap:
+ *
+ *	heap = ioctl(device, VELLUM_DAX_HEAP, &(struct vellum_dax_heap){ .size = 16 });
+ *	mmap(NULL, 64 << 30, PROT_READ, MAP_SHARED, heap, 0);
+ *	attach.file = open("/mnt/pmem/page.html", O_RDONLY | O_CLOEXEC);
+ *	ioctl(heap, VELLUM_DAX_ATTACH, &attach);
+ *	send(socket, attach.address, ...);
+ *	ioctl(heap, VELLUM_DAX_DETACH, attach.address);
+ *
+ * A heap is as long as a multiple of 1 GiB, up to the longest mapping; MAP_SHARED; for reading, or
+ * for reading and writing, as it was opened. Each process makes its own, and maps it once. What is
+ * attached shows the file as a mapping of a table does, and what a program may notice of those
+ * holds here, too. Nothing but ATTACH and DETACH changes what is in a heap: munmap, mprotect and
+ * mremap of a part, and mprotect of all, are EINVAL. A heap that was unmapped, that mremap was
+ * tried on, or that a child got by MADV_DOFORK has ended: its memory is SIGBUS, and ATTACH is
+ * ENXIO. An access to what is not attached is SIGSEGV.
+ *
+ * After DETACH the program does not access the memory, but a CPU may, until TLBs are flushed for
+ * many detachments together. Until then the addresses are not used again, and the file counts as
+ * open. That takes 50 ms at most.
+ *
+ * msync of a range, and fsync of the heap, make durable what was stored there.
+ */
+struct vellum_dax_heap {
+	__u32 size;		/* of this structure */
+	__u32 batch;		/* detachments that are flushed together; 0: 33 */
+	__u64 flags;		/* VELLUM_DAX_HEAP_WRITES */
+};
+
+/* The heap is for reading and writing. */
+#define VELLUM_DAX_HEAP_WRITES		(1ULL << 0)
+/* The largest batch. */
+#define VELLUM_DAX_MAX_BATCH		512
+
+/*
+ * Attaches a part of a file to a heap. It takes whole units of 2 MiB, one after another in the
+ * heap, for those of the file that the part touches.
+ *
+ * Errors: ENXIO the heap is not mapped in this process, or has ended; EBADF; EOPNOTSUPP as for
+ * OPEN; EACCES the heap is for writing, and the descriptor is not, or the file is only appended to;
+ * EINVAL no length, or an end beyond the longest mapping; EFBIG the part touches more than 512
+ * units; ENOSPC so many units in a row are not free; EINTR; ENOMEM; errors of the file system.
+ */
+struct vellum_dax_attach {
+	__u32 size;		/* of this structure */
+	__s32 file;		/* descriptor of the file, or of its table */
+	__u64 offset;		/* in the file, in bytes */
+	__u64 length;		/* in bytes; the file's end may be before it */
+	__u64 address;		/* out: of the byte at the offset */
+};
+
+/*
+ * DETACH takes an address as its argument, and ends the attachment there.
+ *
+ * Errors: EINVAL nothing is attached there; ENXIO as for ATTACH.
+ *
+ * REAP flushes at once for all that was detached. It has no argument.
+ */
+
+/* What is in a heap. In: size. Out: all fields. */
+struct vellum_dax_heap_stat {
+	__u32 size;		/* of this structure */
+	__u32 batch;
+	__u64 regions;		/* of 1 GiB that were used so far */
+	__u64 taken;		/* units that are attached, or wait for a flush */
+	__u64 attached;		/* units in which a file's table is now */
+	__u64 served;		/* units that the file system serves, page by page */
+	__u64 zombies;		/* detachments that wait for a flush */
+	__u64 attaches;		/* since the beginning, and so are the rest */
+	__u64 detaches;
+	__u64 flushes;		/* for detachments */
+	__u64 served_faults;	/* handled by the file system */
 };
 
 #define VELLUM_DAX_QUERY	_IOWR('D', 1, struct vellum_dax_query)
 #define VELLUM_DAX_OPEN		_IOW('D', 2, struct vellum_dax_open)
 #define VELLUM_DAX_REFRESH	_IO('D', 3)
 #define VELLUM_DAX_STAT		_IOWR('D', 4, struct vellum_dax_stat)
+#define VELLUM_DAX_HEAP		_IOW('D', 5, struct vellum_dax_heap)
+#define VELLUM_DAX_ATTACH	_IOWR('D', 6, struct vellum_dax_attach)
+#define VELLUM_DAX_DETACH	_IO('D', 7)
+#define VELLUM_DAX_REAP		_IO('D', 8)
+#define VELLUM_DAX_HEAP_STAT	_IOWR('D', 9, struct vellum_dax_heap_stat)
 
 #endif /* _UAPI_VELLUM_DAX_H */
