@@ -119,37 +119,49 @@ static int dax_attachment_check(struct dax_attachment *attachment)
 	return dax_heap_ask(attachment->heap, attachment);
 }
 
-static struct dax_attachment *dax_attachment_make(struct dax_heap *heap,
-						  const struct vellum_dax_attach *attach)
+/* Notes which pages it shows. Without a length it ends where the file does. */
+static int dax_attachment_measure(struct dax_attachment *attachment,
+				  struct vellum_dax_attach *attach)
 {
-	u64 first = round_down(attach->offset, DAX_SLOT_SIZE), slots;
+	u64 size = i_size_read(dax_inode(attachment->table)), slots;
+	u64 first = round_down(attach->offset, DAX_SLOT_SIZE);
+
+	if (!attach->length && attach->offset < size)
+		attach->length = size - attach->offset;
+	if (!attach->length || attach->offset >= VELLUM_DAX_MAX_EXTENT ||
+	    attach->length > VELLUM_DAX_MAX_EXTENT - attach->offset)
+		return -EINVAL;
+	slots = DIV_ROUND_UP(attach->offset + attach->length - first, DAX_SLOT_SIZE);
+	if (slots > DAX_REGION_SLOTS)
+		return -EFBIG;
+	attachment->page = first >> PAGE_SHIFT;
+	attachment->count = slots;
+	return 0;
+}
+
+static struct dax_attachment *dax_attachment_make(struct dax_heap *heap,
+						  struct vellum_dax_attach *attach)
+{
 	struct dax_attachment *attachment;
 	int error;
 
-	if (!attach->length || attach->offset >= VELLUM_DAX_MAX_EXTENT ||
-	    attach->length > VELLUM_DAX_MAX_EXTENT - attach->offset)
-		return ERR_PTR(-EINVAL);
-	slots = DIV_ROUND_UP(attach->offset + attach->length - first, DAX_SLOT_SIZE);
-	if (slots > DAX_REGION_SLOTS)
-		return ERR_PTR(-EFBIG);
 	attachment = kmem_cache_zalloc(dax_attachment_cache, GFP_KERNEL_ACCOUNT);
 	if (!attachment)
 		return ERR_PTR(-ENOMEM);
 	refcount_set(&attachment->references, 1);
 	attachment->heap = heap;
-	attachment->page = first >> PAGE_SHIFT;
-	attachment->count = slots;
 	error = dax_attachment_find_file(attachment, attach->file);
 	if (error) {
 		kmem_cache_free(dax_attachment_cache, attachment);
 		return ERR_PTR(error);
 	}
-	error = dax_attachment_check(attachment);
-	if (error) {
-		dax_attachment_put(attachment);
-		return ERR_PTR(error);
-	}
-	return attachment;
+	error = dax_attachment_measure(attachment, attach);
+	if (!error)
+		error = dax_attachment_check(attachment);
+	if (!error)
+		return attachment;
+	dax_attachment_put(attachment);
+	return ERR_PTR(error);
 }
 
 /* From now on notices of lost blocks find it, and then faults do. */

@@ -77,6 +77,14 @@ fn device() -> Result<File, String> {
     Ok(device)
 }
 
+/// Opens a heap of ephemeral mappings. `Err`: a line that says why there is none.
+pub(crate) fn open_heap(writes: bool, batch: u32) -> Result<OwnedFd, String> {
+    sys::open_heap(device()?.as_fd(), writes, batch).map_err(|errno| match errno {
+        Errno::NOTTY => "the module has no heaps: load the one that belongs to this program".into(),
+        errno => format!("the module refuses a heap: {errno}"),
+    })
+}
+
 /// Opens the table of a file, which is open for reading. `Err`: a line that says why there is none.
 pub(crate) fn open_table(file: &File, flags: u64) -> Result<OwnedFd, String> {
     sys::open_table(device()?.as_fd(), file.as_fd(), flags).map_err(|errno| match errno {

@@ -12,6 +12,7 @@ use vellum_uapi::dax::{self, DURABLE, MAX_EXTENT, NOSYNC};
 use crate::PAGE_SIZE;
 use crate::backend::{self, Backend};
 use crate::error::{Error, Result};
+use crate::heap::{Ephemeral, Heap};
 use crate::mapping::{self, Access, Mapping};
 use crate::sys;
 
@@ -172,6 +173,16 @@ impl DaxFile {
         let flushed = self.durability == Durability::Flushed;
         Mapping::new(&self.file, table, bytes, access, flushed)
             .map_err(|errno| Error::of("mapping a file", errno))
+    }
+
+    /// Maps all of the file, as long as it is now, for a short time, with the rights of the heap. With
+    /// [`Durability::Flushed`] the heap's [`sync`](Ephemeral::sync) does nothing for it.
+    ///
+    /// # Errors
+    /// As [`Heap::map`].
+    pub fn map_ephemeral<'heap>(&self, heap: &'heap Heap) -> Result<Ephemeral<'heap>> {
+        let file = self.file.as_fd();
+        heap.map_by(self.table.as_ref().map_or(file, AsFd::as_fd), file)
     }
 
     /// Appends bytes, and returns where they begin. Mappings of the file show them at once, without

@@ -36,11 +36,31 @@
 //! a program that accesses few bytes at a time uses [`Mapping::base`] or [`Mapping::bytes`], with
 //! [`flush`] and [`copy_past_caches`].
 //!
+//! A program that opens many files, reads each once and closes it maps them in a [`Heap`], which costs
+//! neither the locks nor the TLB flushes of `mmap` and `munmap`:
+//!
+//! ```
+//! use vellum_dax::{Access, Heap, HeapOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("page.html");
+//! # std::fs::write(&path, b"<html>")?;
+//! let heap = Heap::new(&HeapOptions::new(Access::Read))?;
+//! let mapped = heap.map(&std::fs::File::open(path)?)?;
+//! let mut start = [0; 6];
+//! mapped.read_at(0, &mut start)?;
+//! # assert_eq!(&start, b"<html>");
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Runs on Linux 5.10 and later with 4 KiB pages.
 
 mod backend;
 mod error;
 mod file;
+mod heap;
 mod mapping;
 mod persist;
 mod sys;
@@ -48,6 +68,7 @@ mod sys;
 pub use backend::{Backend, Probe, probe};
 pub use error::{Error, Result};
 pub use file::{BackendChoice, DaxFile, Durability, Options, Stat};
+pub use heap::{Ephemeral, Heap, HeapOptions, HeapStat};
 pub use mapping::{Access, Mapping};
 pub use persist::{Flush, copy_past_caches, flush};
 pub use rustix::io::Errno;

@@ -7,7 +7,7 @@ use std::ptr;
 use rustix::io::{Errno, Result};
 use rustix::ioctl::{self, NoArg, Opcode, Updater};
 use rustix::mm::{self, MapFlags, ProtFlags};
-use vellum_uapi::dax::{self, Open, Query, Stat};
+use vellum_uapi::dax::{self, Attach, HEAP_WRITES, Heap, HeapStat, Open, Query, Stat};
 
 /// What the device can do. Fails on other files than the module's device: the number of the command
 /// is its own.
@@ -31,11 +31,71 @@ pub(crate) fn open_table(
     let open = Open { size, file: file.as_raw_fd(), flags };
     // SAFETY: `query` has told that the device is the module's, which reads this structure.
     let table = unsafe { libc::ioctl(device.as_raw_fd(), dax::OPEN.into(), &raw const open) };
-    match table {
+    new_descriptor(table)
+}
+
+/// Opens a heap of ephemeral mappings.
+pub(crate) fn open_heap(device: BorrowedFd<'_>, writes: bool, batch: u32) -> Result<OwnedFd> {
+    let flags = if writes { HEAP_WRITES } else { 0 };
+    let open = Heap { size: size_of::<Heap>() as u32, batch, flags };
+    // SAFETY: `query` has told that the device is the module's, which reads this structure.
+    let heap = unsafe { libc::ioctl(device.as_raw_fd(), dax::HEAP.into(), &raw const open) };
+    new_descriptor(heap)
+}
+
+/// The descriptor that a command of the device has returned.
+fn new_descriptor(returned: i32) -> Result<OwnedFd> {
+    match returned {
         // SAFETY: the kernel has just made the descriptor, and no other code knows it.
-        0.. => Ok(unsafe { OwnedFd::from_raw_fd(table) }),
+        0.. => Ok(unsafe { OwnedFd::from_raw_fd(returned) }),
         _ => Err(last_error()),
     }
+}
+
+/// Attaches a part of a file to a heap. Returns its address and its length.
+pub(crate) fn attach(
+    heap: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    length: u64,
+) -> Result<(*mut u8, u64)> {
+    let size = size_of::<Attach>() as u32;
+    let mut attach = Attach { size, file: file.as_raw_fd(), offset, length, address: 0 };
+    // SAFETY: the descriptor is a heap's, and the kernel fills the structure.
+    unsafe { ioctl::ioctl(heap, Updater::<{ dax::ATTACH as Opcode }, Attach>::new(&mut attach))? };
+    Ok((ptr::with_exposed_provenance_mut(attach.address as usize), attach.length))
+}
+
+/// Ends the attachment at an address.
+pub(crate) fn detach(heap: BorrowedFd<'_>, address: *mut u8) -> Result<()> {
+    // SAFETY: the descriptor is a heap's; the command changes nothing but what is attached there,
+    // which the caller owns.
+    match unsafe { libc::ioctl(heap.as_raw_fd(), dax::DETACH.into(), address) } {
+        0 => Ok(()),
+        _ => Err(last_error()),
+    }
+}
+
+/// Flushes for what was detached.
+pub(crate) fn reap(heap: BorrowedFd<'_>) -> Result<()> {
+    // SAFETY: the descriptor is a heap's, and the command takes no argument.
+    unsafe { ioctl::ioctl(heap, NoArg::<{ dax::REAP as Opcode }>::new()) }
+}
+
+/// What is in a heap.
+pub(crate) fn heap_stat(heap: BorrowedFd<'_>) -> Result<HeapStat> {
+    let mut stat = HeapStat { size: size_of::<HeapStat>() as u32, ..HeapStat::default() };
+    // SAFETY: the descriptor is a heap's, and the kernel fills the structure.
+    unsafe {
+        let command = Updater::<{ dax::HEAP_STAT as Opcode }, HeapStat>::new(&mut stat);
+        ioctl::ioctl(heap, command)?;
+    }
+    Ok(stat)
+}
+
+/// Bytes of a file.
+pub(crate) fn length(file: BorrowedFd<'_>) -> Result<u64> {
+    Ok(rustix::fs::fstat(file)?.st_size.cast_unsigned())
 }
 
 /// Brings a table up to date.
@@ -62,6 +122,19 @@ pub(crate) fn map(
     let rights = if writes { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
     // SAFETY: without an address the kernel takes addresses that no mapping uses.
     let base = unsafe { mm::mmap(ptr::null_mut(), bytes, rights, flags, file, 0)? };
+    Ok(base.cast())
+}
+
+/// Maps `bytes` of a file from an offset, shared, where the kernel chooses.
+pub(crate) fn map_range(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    bytes: usize,
+    writes: bool,
+) -> Result<*mut u8> {
+    let rights = if writes { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+    // SAFETY: without an address the kernel takes addresses that no mapping uses.
+    let base = unsafe { mm::mmap(ptr::null_mut(), bytes, rights, MapFlags::SHARED, file, offset)? };
     Ok(base.cast())
 }
 

@@ -6,7 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use vellum_dax::{Access, Backend, BackendChoice, DaxFile, Durability, Error, Options, probe};
+use vellum_dax::{
+    Access, Backend, BackendChoice, DaxFile, Durability, Errno, Error, Heap, HeapOptions, Options,
+    probe,
+};
 
 /// Each backend with a folder for its files.
 fn backends() -> Vec<(Backend, TempDir)> {
@@ -135,4 +138,105 @@ fn what_cannot_have_a_table_says_why() {
     assert!(reason.contains(wanted), "{reason}");
     let error = DaxFile::open(folder.path().join("nowhere"), &Options::default()).unwrap_err();
     assert!(error.to_string().starts_with("opening a file: "), "{error}");
+}
+
+/// Folders for files that heaps map in each way.
+fn folders_for_heaps() -> Vec<(Backend, TempDir)> {
+    let mut found = vec![(Backend::Mmap, tempfile::tempdir().unwrap())];
+    if let Some(folder) = folder_for_tables() {
+        found.push((Backend::Table, TempDir::new_in(folder).unwrap()));
+    }
+    found
+}
+
+fn heap(access: Access) -> Heap {
+    Heap::new(&HeapOptions { capacity: 1, ..HeapOptions::new(access) }).unwrap()
+}
+
+#[test]
+fn a_heap_maps_files_and_ranges() {
+    let (reader, writer) = (heap(Access::Read), heap(Access::ReadWrite));
+    for (backend, folder) in folders_for_heaps() {
+        let path = folder.path().join("file");
+        let bytes: Vec<u8> = (0..3 << 20).map(|at: u32| (at / 4096 + at) as u8).collect();
+        fs::write(&path, &bytes).unwrap();
+        let file = fs::File::options().read(true).write(true).open(&path).unwrap();
+        let mapped = reader.map(&file).unwrap();
+        assert_eq!((mapped.backend(), mapped.length()), (backend, bytes.len()));
+        // SAFETY: nothing changes the file before the reference ends.
+        #[allow(unsafe_code)]
+        let seen = unsafe { mapped.bytes() };
+        assert!(seen == bytes);
+        let mut some = [0; 300];
+        for (offset, length) in [(0, 300), (5_000, 4_096), ((2 << 20) - 100, 300), (100, 3 << 20)] {
+            let range = reader.map_range(&file, offset, length).unwrap();
+            assert_eq!((range.backend(), range.length() as u64), (backend, length));
+            range.read_at(0, &mut some).unwrap();
+            assert!(some == bytes[offset as usize..][..300]);
+        }
+        let range = writer.map_range(&file, 7_000, 100).unwrap();
+        range.write_at(50, b"hello").unwrap();
+        range.sync().unwrap();
+        mapped.read_at(7_050, &mut some[..5]).unwrap();
+        assert_eq!(&some[..5], b"hello");
+        assert_eq!(
+            range.read_at(90, &mut some[..11]),
+            Err(Error::OutOfRange { start: 90, end: 101, length: 100 })
+        );
+        assert!(matches!(mapped.write_at(0, b"x"), Err(Error::ReadOnly { .. })));
+        let only_read = fs::File::open(&path).unwrap();
+        assert!(matches!(writer.map(&only_read), Err(Error::ReadOnly { .. })));
+        // Tables that the program has open, with their durability.
+        for durability in [Durability::Synced, Durability::Flushed] {
+            let options = Options { durability, ..Options::default() };
+            let opened = DaxFile::open_to_write(&path, &options).unwrap();
+            let mapped = opened.map_ephemeral(&writer).unwrap();
+            assert_eq!((mapped.backend(), mapped.length()), (backend, bytes.len()));
+            mapped.write_at(0, b"again").unwrap();
+            mapped.sync().unwrap();
+        }
+        let empty = fs::File::create_new(folder.path().join("empty")).unwrap();
+        let empty_read = fs::File::open(folder.path().join("empty")).unwrap();
+        assert_eq!(reader.map(&empty_read).unwrap().length(), 0);
+        assert_eq!(reader.map(&empty).unwrap().read_at(0, &mut []), Ok(()));
+        // A hole longer than a region of the heap.
+        file.set_len(5 << 30).unwrap();
+        let long = reader.map(&file).unwrap();
+        assert_eq!((long.backend(), long.length()), (Backend::Mmap, 5 << 30));
+        long.read_at(4 << 30, &mut some).unwrap();
+        assert_eq!(some, [0; 300]);
+    }
+}
+
+#[test]
+fn a_heap_without_room_maps_all_the_same() {
+    let heap = heap(Access::Read);
+    for (_, folder) in folders_for_heaps() {
+        let path = folder.path().join("file");
+        fs::write(&path, b"bytes").unwrap();
+        let file = fs::File::open(&path).unwrap();
+        let all: Vec<_> = (0..600).map(|_| heap.map(&file).unwrap()).collect();
+        let mut bytes = [0; 5];
+        for mapped in &all {
+            mapped.read_at(0, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"bytes");
+        }
+        let by_table = all.iter().filter(|mapped| mapped.backend() == Backend::Table).count();
+        assert!(by_table == 0 || by_table == 512, "{by_table}");
+    }
+    heap.flush().unwrap();
+    if let Some(stat) = heap.stat().unwrap() {
+        assert_eq!((stat.mapped, stat.waiting), (stat.unmapped, 0), "{stat:?}");
+    } else {
+        assert!(heap.why_no_heap().is_some() && heap.backend() == Backend::Mmap);
+    }
+}
+
+#[test]
+fn a_batch_has_bounds() {
+    for batch in [0, 513, u32::MAX] {
+        let options = HeapOptions { batch: Some(batch), ..HeapOptions::new(Access::Read) };
+        let error = Heap::new(&options).unwrap_err();
+        assert!(matches!(error, Error::System { errno: Errno::INVAL, .. }), "{error}");
+    }
 }

@@ -103,7 +103,7 @@ pub struct Attach {
     pub file: i32,
     /// Bytes in the file.
     pub offset: u64,
-    /// Bytes.
+    /// Bytes; 0: up to the file's end, and out: that length.
     pub length: u64,
     /// Out: of the byte at the offset.
     pub address: u64,

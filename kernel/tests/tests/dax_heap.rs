@@ -14,7 +14,7 @@ use vellum_kernel_tests::counters::{assert_file_tables_are_sound, assert_no_file
 use vellum_kernel_tests::dax::{DaxFile, Heap};
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::sys::{self, READ_WRITE, Request};
-use vellum_kernel_tests::threads::{Deadline, rounds, wait_until};
+use vellum_kernel_tests::threads::{Deadline, Place, Stop, rounds, stay_on, wait_until};
 use vellum_kernel_tests::{Errno, Mapping, PAGE, Table, dax_turn};
 use vellum_uapi::dax::{
     ATTACH, Attach, DURABLE, HEAP_STAT, HEAP_WRITES, MAX_BATCH, MAX_EXTENT, NOSYNC, READ_UNIT,
@@ -74,6 +74,23 @@ fn a_part_of_a_file_is_shown_and_then_gone() {
 }
 
 #[test]
+fn an_attachment_may_end_where_the_file_does() {
+    let Some(_turn) = dax_turn() else { return };
+    let file = DaxFile::stamped("whole", SLOT + 3, 7);
+    file.file().set_len((SLOT + 2) * PAGE as u64 + 5).unwrap();
+    let heap = Heap::for_reading(0);
+    for offset in [0, 77, UNIT + 1] {
+        let size = size_of::<Attach>() as u32;
+        let file = file.file().as_raw_fd();
+        let mut attach = Attach { size, file, offset, length: 0, address: 0 };
+        heap.ioctl(ATTACH, (&raw mut attach).expose_provenance() as u64).unwrap();
+        assert_eq!(attach.length, (SLOT + 2) * PAGE as u64 + 5 - offset);
+        let last = attach.address + attach.length - 1;
+        assert_eq!(access::load(last as usize), Ok(access::stamped(7 + SLOT + 2)[4]));
+    }
+}
+
+#[test]
 fn what_cannot_be_attached_is_refused() {
     let Some(_turn) = dax_turn() else { return };
     let file = DaxFile::stamped("refused", 3, 7);
@@ -83,7 +100,8 @@ fn what_cannot_be_attached_is_refused() {
     };
     let descriptor = file.file().as_raw_fd();
     assert_eq!(attach(&heap, -1, 0, 1), Errno::BADF);
-    assert_eq!(attach(&heap, descriptor, 0, 0), Errno::INVAL);
+    assert_eq!(attach(&heap, descriptor, 3 * PAGE as u64, 0), Errno::INVAL);
+    assert_eq!(attach(&heap, DaxFile::new("nothing").file().as_raw_fd(), 0, 0), Errno::INVAL);
     assert_eq!(attach(&heap, descriptor, MAX_EXTENT, 1), Errno::INVAL);
     assert_eq!(attach(&heap, descriptor, 4096, MAX_EXTENT), Errno::INVAL);
     assert_eq!(attach(&heap, descriptor, u64::MAX, 1), Errno::INVAL);
@@ -627,4 +645,57 @@ fn use_heap(heap: &Heap, files: &[DaxFile], deadline: &Deadline, mut random: Ran
         }
         heap.detach(address).unwrap();
     }
+}
+
+/// A thread goes on to read what was detached, on a processor that has it cached. It may, until the
+/// file loses the block.
+#[test]
+fn what_was_detached_is_flushed_before_a_block_is_another_file_s() {
+    let Some(_turn) = dax_turn() else { return };
+    const OTHER: u64 = 0xbad_bad;
+    let other = DaxFile::new("other");
+    let heap = Heap::for_reading(MAX_BATCH);
+    let _place = Place::on(0);
+    let (mut cached, mut reused) = (0, 0);
+    for round in 0..rounds(60) {
+        let file = DaxFile::stamped("detached", 64, 7);
+        // All that is free but a few pages.
+        let filler = DaxFile::new("filler");
+        let free = rustix::fs::statfs(file.path()).unwrap().f_bavail - 8;
+        fallocate(filler.file(), FallocateFlags::empty(), 0, free * PAGE as u64).unwrap();
+        let address = heap.attach(file.file(), 0, 64).unwrap();
+        let (has_read, is_lost) = (Stop::default(), Stop::default());
+        let seen = thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                stay_on(1);
+                access::load(address).unwrap();
+                drop(has_read.at_end());
+                while !is_lost.is_said() {
+                    std::hint::spin_loop();
+                }
+                access::load_page(address)
+            });
+            wait_until(|| has_read.is_said());
+            heap.detach(address).unwrap();
+            if round % 2 == 0 {
+                file.file().set_len(0).unwrap();
+                file.file().sync_all().unwrap();
+                let bytes = access::stamped(OTHER);
+                for page in 0..64 {
+                    other.file().write_all_at(&bytes, page * PAGE as u64).unwrap();
+                    reused += 1;
+                }
+            }
+            drop(is_lost.at_end());
+            reader.join().unwrap()
+        });
+        let theirs = access::stamped(OTHER);
+        if let Ok(words) = seen {
+            assert!(words[9].to_le_bytes() != theirs[72..80], "round {round}: another file's");
+            cached += 1;
+        }
+        other.file().set_len(0).unwrap();
+    }
+    println!("{cached} times still cached, {reused} pages used again");
+    assert!(reused > 0);
 }

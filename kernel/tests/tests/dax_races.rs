@@ -254,6 +254,46 @@ fn a_mapping_is_attached_before_blocks_are_lost_or_not_at_all() {
     }
 }
 
+/// The file system serves a page of a heap while the file loses the block.
+#[test]
+fn a_page_is_served_before_blocks_are_lost_or_not_at_all() {
+    let Some(_turn) = dax_turn() else { return };
+    const FEW: u64 = 64;
+    let _filler = filler(FEW + 16);
+    let file = DaxFile::new("ours");
+    let heap = Heap::for_writing(0);
+    let mut random = Random::of_this_run();
+    let barrier = Barrier::new(2);
+    for _ in 0..rounds(200) {
+        file.file().set_len(UNIT).unwrap();
+        file.file().write_all_at(&page_of(OURS).repeat(FEW as usize), 0).unwrap();
+        let address = heap.attach(file.file(), 0, UNIT / PAGE as u64).unwrap();
+        let at = |page| address + page as usize * PAGE;
+        // From here on the file system serves all pages.
+        assert_eq!(access::load(at(FEW)), Ok(0));
+        let (page, pause) = (random.below(FEW), Duration::from_micros(random.below(200)));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                barrier.wait();
+                for page in page..FEW {
+                    access::load(at(page)).unwrap();
+                }
+            });
+            barrier.wait();
+            thread::sleep(pause);
+            let way = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            lose(&file, |file| fallocate(file, way, 0, FEW * PAGE as u64).unwrap());
+        });
+        let other = DaxFile::new("others");
+        other.file().write_all_at(&page_of(OTHERS).repeat(FEW as usize), 0).unwrap();
+        for page in 0..FEW {
+            let words = access::load_page(at(page)).unwrap();
+            assert!(words.iter().all(|word| *word == 0), "page {page}: {:#x}", words[0]);
+        }
+        heap.detach(address).unwrap();
+    }
+}
+
 /// Tables are opened and closed, mapped and refreshed by threads that know nothing of each other.
 #[test]
 fn tables_come_and_go_while_files_change() {

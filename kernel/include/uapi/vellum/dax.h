@@ -150,14 +150,14 @@ struct vellum_dax_heap {
  *
  * Errors: ENXIO the heap is not mapped in this process, or has ended; EBADF; EOPNOTSUPP as for
  * OPEN; EACCES the heap is for writing, and the descriptor is not, or the file is only appended to;
- * EINVAL no length, or an end beyond the longest mapping; EFBIG the part touches more than 512
- * units; ENOSPC so many units in a row are not free; EINTR; ENOMEM; errors of the file system.
+ * EINVAL no length, and the file has no byte at the offset, or an end beyond the longest mapping;
+ * EFBIG the part touches more than 512 units; ENOSPC so many units in a row are not free; EINTR; ENOMEM; errors of the file system.
  */
 struct vellum_dax_attach {
 	__u32 size;		/* of this structure */
 	__s32 file;		/* descriptor of the file, or of its table */
 	__u64 offset;		/* in the file, in bytes */
-	__u64 length;		/* in bytes; the file's end may be before it */
+	__u64 length;		/* in bytes; 0: up to the file's end, and out: that length */
 	__u64 address;		/* out: of the byte at the offset */
 };
 
