@@ -39,6 +39,16 @@ impl fmt::Display for Backend {
     }
 }
 
+/// Which backend to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackendChoice {
+    /// The best that the file can have.
+    #[default]
+    Auto,
+    /// This one, or an error.
+    Only(Backend),
+}
+
 /// The result of looking for the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use vellum_uapi::dax::{self, DURABLE, MAX_EXTENT, NOSYNC};
 
 use crate::PAGE_SIZE;
-use crate::backend::{self, Backend};
+use crate::backend::{self, Backend, BackendChoice};
 use crate::error::{Error, Result};
 use crate::heap::{Ephemeral, Heap};
 use crate::mapping::{self, Access, Mapping};
@@ -26,16 +26,6 @@ pub enum Durability {
     /// [`DaxFile::sync`] of this file does nothing with a table (the paper's *nosync*, section
     /// IV.D). On storage that is not byte-addressable the two call `msync`.
     Flushed,
-}
-
-/// Which backend to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BackendChoice {
-    /// The best that the file can have.
-    #[default]
-    Auto,
-    /// This one, or an error.
-    Only(Backend),
 }
 
 /// How a file is opened.
@@ -175,8 +165,8 @@ impl DaxFile {
             .map_err(|errno| Error::of("mapping a file", errno))
     }
 
-    /// Maps all of the file, as long as it is now, for a short time, with the rights of the heap. With
-    /// [`Durability::Flushed`] the heap's [`sync`](Ephemeral::sync) does nothing for it.
+    /// Maps all of the file, as long as it is now, for a short time, with the rights of the heap.
+    /// With [`Durability::Flushed`] its [`sync`](Ephemeral::sync) does nothing.
     ///
     /// # Errors
     /// As [`Heap::map`].

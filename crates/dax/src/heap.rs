@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use vellum_uapi::dax::{MAX_BATCH, MAX_EXTENT, READ_UNIT};
 
 use crate::PAGE_SIZE;
-use crate::backend::{self, Backend};
+use crate::backend::{self, Backend, BackendChoice};
 use crate::error::{Error, Result};
 use crate::mapping::Access;
 use crate::sys;
@@ -26,6 +26,8 @@ pub struct HeapOptions {
     pub access: Access,
     /// Bytes of address space; rounded up to a GiB. Each mapping takes a multiple of 2 MiB.
     pub capacity: u64,
+    /// How files are mapped.
+    pub backend: BackendChoice,
     /// Unmappings whose TLB flushes are made together, 1 to 512; `None` for 33, as in the paper
     /// (section IV.C).
     pub batch: Option<u32>,
@@ -34,7 +36,7 @@ pub struct HeapOptions {
 impl HeapOptions {
     /// The usual ones: 64 GiB.
     pub fn new(access: Access) -> Self {
-        Self { access, capacity: 64 << 30, batch: None }
+        Self { access, capacity: 64 << 30, backend: BackendChoice::Auto, batch: None }
     }
 }
 
@@ -101,14 +103,24 @@ impl Heap {
     /// Makes a heap.
     ///
     /// # Errors
-    /// [`Error::System`] (`EINVAL`) for a batch that is not 1 to 512. A machine without heaps is no
-    /// error: see [`backend`](Self::backend).
+    /// [`Error::System`] (`EINVAL`) for a batch that is not 1 to 512; [`Error::NoTable`] if the options
+    /// ask for tables, and this machine has none. Otherwise that is no error: see
+    /// [`backend`](Self::backend).
     pub fn new(options: &HeapOptions) -> Result<Self> {
         if options.batch.is_some_and(|batch| !(1..=MAX_BATCH).contains(&batch)) {
             let doing = "making a heap: a batch is 1 to 512 unmappings";
             return Err(Error::System { doing, errno: Errno::INVAL });
         }
-        Ok(Self { slots: Slots::new(options), access: options.access })
+        let slots = match options.backend {
+            BackendChoice::Only(Backend::Mmap) => Err("the program has chosen mmap".to_owned()),
+            _ => Slots::new(options),
+        };
+        match slots {
+            Err(reason) if options.backend == BackendChoice::Only(Backend::Table) => {
+                Err(Error::NoTable { reason })
+            }
+            slots => Ok(Self { slots, access: options.access }),
+        }
     }
 
     /// How files are mapped, if they can be.

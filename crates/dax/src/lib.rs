@@ -36,8 +36,8 @@
 //! a program that accesses few bytes at a time uses [`Mapping::base`] or [`Mapping::bytes`], with
 //! [`flush`] and [`copy_past_caches`].
 //!
-//! A program that opens many files, reads each once and closes it maps them in a [`Heap`], which costs
-//! neither the locks nor the TLB flushes of `mmap` and `munmap`:
+//! A program that opens many files, reads each once and closes it maps them in a [`Heap`], which
+//! costs neither the locks nor the TLB flushes of `mmap` and `munmap`:
 //!
 //! ```
 //! use vellum_dax::{Access, Heap, HeapOptions};
@@ -65,9 +65,9 @@ mod mapping;
 mod persist;
 mod sys;
 
-pub use backend::{Backend, Probe, probe};
+pub use backend::{Backend, BackendChoice, Probe, probe};
 pub use error::{Error, Result};
-pub use file::{BackendChoice, DaxFile, Durability, Options, Stat};
+pub use file::{DaxFile, Durability, Options, Stat};
 pub use heap::{Ephemeral, Heap, HeapOptions, HeapStat};
 pub use mapping::{Access, Mapping};
 pub use persist::{Flush, copy_past_caches, flush};

@@ -78,4 +78,5 @@ pub const ALL: &[Experiment] = &[
     morsel::MORSEL_MAP,
     morsel::MORSEL_PIPELINE,
     dax::DAX_MAP,
+    dax::DAX_ONCE,
 ];

@@ -258,20 +258,20 @@ fn a_mapping_is_attached_before_blocks_are_lost_or_not_at_all() {
 #[test]
 fn a_page_is_served_before_blocks_are_lost_or_not_at_all() {
     let Some(_turn) = dax_turn() else { return };
-    const FEW: u64 = 64;
+    const FEW: u64 = 400;
     let _filler = filler(FEW + 16);
     let file = DaxFile::new("ours");
     let heap = Heap::for_writing(0);
     let mut random = Random::of_this_run();
     let barrier = Barrier::new(2);
-    for _ in 0..rounds(200) {
+    for _ in 0..rounds(120) {
         file.file().set_len(UNIT).unwrap();
         file.file().write_all_at(&page_of(OURS).repeat(FEW as usize), 0).unwrap();
         let address = heap.attach(file.file(), 0, UNIT / PAGE as u64).unwrap();
         let at = |page| address + page as usize * PAGE;
         // From here on the file system serves all pages.
         assert_eq!(access::load(at(FEW)), Ok(0));
-        let (page, pause) = (random.below(FEW), Duration::from_micros(random.below(200)));
+        let (page, pause) = (random.below(8), Duration::from_micros(random.below(5_000)));
         thread::scope(|scope| {
             scope.spawn(|| {
                 barrier.wait();

@@ -2,5 +2,7 @@
 //! of "DaxVM: Stressing the Limits of Memory as a File Interface" (MICRO '22).
 
 mod map;
+mod once;
 
 pub use map::DAX_MAP;
+pub use once::DAX_ONCE;

@@ -39,6 +39,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/morsel/tests/morsel/fork.rs", "tests fork, and a child makes accesses that end it"),
     ("crates/dax/src/sys.rs", "the system calls, and the commands of the module's descriptors"),
     ("crates/dax/src/mapping.rs", "memory that other processes may change"),
+    ("crates/dax/src/heap.rs", "memory that other processes may change"),
     ("crates/dax/src/persist.rs", "instructions that write caches back"),
     ("crates/dax/tests/dax.rs", "a view of a file that nothing changes"),
     ("crates/engine/tests/exit.rs", "tests fork, and end processes"),

@@ -1,0 +1,223 @@
+//! Files on persistent memory that a program opens, reads once and closes: by `read`, by `mmap`, and
+//! in a heap of ephemeral mappings.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use vellum_dax::{Access, Backend, BackendChoice, DaxFile, Heap, HeapOptions, Options};
+
+use crate::{Context, Experiment};
+use vellum_bench::measure::{Contestant, alternate};
+use vellum_bench::report::{Outcome, Row};
+use vellum_bench::worker::FileMapping;
+
+/// The experiment.
+pub const DAX_ONCE: Experiment = Experiment {
+    name: "dax-once",
+    shows: "small files opened, read once and closed: read, mmap, ephemeral mappings",
+    source: "MICRO'22, sections III, IV.B, IV.C and V.B",
+    run,
+};
+
+/// Bytes of a file.
+const SIZES: [usize; 5] = [4 << 10, 32 << 10, 128 << 10, 1 << 20, 4 << 20];
+
+/// Files of each size, in two folders: one whose tables exist all the time, and one whose tables
+/// live as long as an attachment.
+struct Files {
+    size: usize,
+    kept: Vec<PathBuf>,
+    unkept: Vec<PathBuf>,
+    _tables: Vec<DaxFile>,
+}
+
+impl Files {
+    fn new(folder: &Path, size: usize, most: usize) -> Result<Self> {
+        let count = ((16 << 20) / size).clamp(4, most);
+        let make = |name: &str| -> Result<Vec<PathBuf>> {
+            (0..count)
+                .map(|number| {
+                    let path = folder.join(format!("{name}-{number}"));
+                    let bytes: Vec<u8> = (0..size).map(|at| (at + number) as u8).collect();
+                    fs::write(&path, bytes)?;
+                    Ok(path)
+                })
+                .collect()
+        };
+        let (kept, unkept) = (make("kept")?, make("unkept")?);
+        let tables = kept.iter().map(|path| DaxFile::open(path, &Options::default()));
+        let tables = tables.collect::<vellum_dax::Result<_>>()?;
+        // Blocks that are reserved and not yet written have no leaf.
+        rustix::fs::sync();
+        Ok(Self { size, kept, unkept, _tables: tables })
+    }
+
+    fn remove(self) -> Result<()> {
+        self.kept.iter().chain(&self.unkept).try_for_each(fs::remove_file)?;
+        Ok(())
+    }
+}
+
+/// How a file's bytes come to the program.
+#[derive(Clone, Copy)]
+enum Way<'a> {
+    Read,
+    Populated,
+    /// In a heap, of the module or of `mmap`.
+    Heap(&'a Heap),
+    /// The same without a look at the bytes.
+    MapAlone(&'a Heap),
+}
+
+fn run(context: &Context<'_>) -> Result<Outcome> {
+    let folder = context.make_directory("dax-once")?;
+    let mut outcome = Outcome::default();
+    let heap = |backend, batch| {
+        let backend = BackendChoice::Only(backend);
+        Heap::new(&HeapOptions { backend, batch, ..HeapOptions::new(Access::Read) })
+    };
+    let by_mmap = heap(Backend::Mmap, None)?;
+    let heaps = match (heap(Backend::Table, None), heap(Backend::Table, Some(1))) {
+        (Ok(batched), Ok(single)) => Some((batched, single)),
+        (Err(error), _) | (_, Err(error)) => {
+            outcome.notes.push(format!("Without ephemeral mappings: {error}."));
+            None
+        }
+    };
+    for size in SIZES {
+        let files = Files::new(&folder, size, context.pick(200, 2_000))?;
+        for threads in [1, 2] {
+            let mut ways = vec![
+                ("read", Way::Read, &files.kept),
+                ("mmap", Way::Heap(&by_mmap), &files.kept),
+                ("mmap, populated", Way::Populated, &files.kept),
+            ];
+            if let Some((batched, single)) = &heaps {
+                ways.push(("ephemeral", Way::Heap(batched), &files.kept));
+                ways.push(("ephemeral, flushed each time", Way::Heap(single), &files.kept));
+                ways.push(("ephemeral, table made each time", Way::Heap(batched), &files.unkept));
+                ways.push(("mmap and munmap alone", Way::MapAlone(&by_mmap), &files.kept));
+                ways.push(("ephemeral map and unmap alone", Way::MapAlone(batched), &files.kept));
+            }
+            measure(context, &mut outcome, size, threads, &ways)?;
+        }
+        files.remove()?;
+    }
+    if let Some((batched, _)) = &heaps {
+        count_flushes(&folder, &mut outcome, &by_mmap, batched)?;
+    }
+    outcome.notes.push(
+        "A sample opens each file, adds up its words and closes it. `read` reads into a buffer \
+         that is used again. Tables exist before, unless the row says otherwise. Ratios are to \
+         `read`; those of mapping alone to mmap and munmap."
+            .to_owned(),
+    );
+    Ok(outcome)
+}
+
+fn measure(
+    context: &Context<'_>,
+    outcome: &mut Outcome,
+    size: usize,
+    threads: usize,
+    ways: &[(&str, Way<'_>, &Vec<PathBuf>)],
+) -> Result<()> {
+    let what = format!("{} KiB, {}", size >> 10, crate::context::count(threads, "thread"));
+    let contestants = ways
+        .iter()
+        .map(|(name, way, paths)| {
+            Contestant::new(format!("{name}, {what}"), move || rate(*way, paths, size, threads))
+        })
+        .collect();
+    let samples = alternate(context.rounds(), &context.progress, contestants)?;
+    let alone = samples.iter().position(|of_way| of_way.name.starts_with("mmap and munmap"));
+    for of_way in &samples {
+        let is_alone = of_way.name.contains("alone");
+        let against = alone.filter(|_| is_alone).map_or(&samples[0], |at| &samples[at]);
+        outcome.rows.push(Row::of(of_way, "files/s").against(of_way, against));
+    }
+    Ok(())
+}
+
+/// Files a second: each thread has its share of them.
+fn rate(way: Way<'_>, paths: &[PathBuf], size: usize, threads: usize) -> Result<f64> {
+    let share = paths.len().div_ceil(threads);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let all: Vec<_> =
+            paths.chunks(share).map(|paths| scope.spawn(move || once(way, paths, size))).collect();
+        all.into_iter().try_for_each(|thread| thread.join().expect("a thread does not panic"))
+    })?;
+    Ok(paths.len() as f64 / start.elapsed().as_secs_f64())
+}
+
+fn once(way: Way<'_>, paths: &[PathBuf], size: usize) -> Result<()> {
+    let mut buffer = vec![0; size];
+    let mut sum = 0;
+    for path in paths {
+        let mut file = File::open(path)?;
+        match way {
+            Way::Read => {
+                file.read_exact(&mut buffer)?;
+                sum += sum_of(&buffer);
+            }
+            Way::Populated => sum += sum_of(FileMapping::new(&file)?.bytes()),
+            Way::Heap(heap) => {
+                let mapped = heap.map(&file)?;
+                // SAFETY: nothing changes the file while the experiment runs.
+                #[allow(unsafe_code)]
+                let bytes = unsafe { mapped.bytes() };
+                sum += sum_of(bytes);
+            }
+            Way::MapAlone(heap) => drop(heap.map(&file)?),
+        }
+    }
+    let is_alone = matches!(way, Way::MapAlone(_));
+    ensure!(is_alone || paths.is_empty() || sum != 0, "the bytes are not those of the files");
+    Ok(())
+}
+
+/// The sum of all words, as the paper's programs compute it.
+fn sum_of(bytes: &[u8]) -> u64 {
+    let words = bytes.chunks_exact(8).map(|word| word.try_into().expect("eight bytes"));
+    words.fold(0, |sum, word| sum.wrapping_add(u64::from_le_bytes(word)))
+}
+
+/// Interrupts by which CPUs flush each other's TLBs, for a thousand unmappings, while another thread
+/// of the process runs on another CPU.
+fn count_flushes(
+    folder: &Path,
+    outcome: &mut Outcome,
+    by_mmap: &Heap,
+    batched: &Heap,
+) -> Result<()> {
+    let files = Files::new(folder, 32 << 10, 200)?;
+    let mut per_thousand = Vec::new();
+    for way in [Way::Heap(by_mmap), Way::Heap(batched)] {
+        let before = shootdowns()?;
+        let unmaps = 5 * files.kept.len();
+        for _ in 0..5 {
+            rate(way, &files.kept, files.size, 2)?;
+        }
+        per_thousand.push((shootdowns()? - before) as f64 * 1e3 / unmaps as f64);
+    }
+    files.remove()?;
+    let unit = "TLB shootdowns/1000";
+    let (mmap, heap) = (per_thousand[0], per_thousand[1]);
+    outcome.rows.push(Row::count("munmap, 2 threads", mmap, unit));
+    let row = Row::count("ephemeral unmap, 2 threads", heap, unit);
+    outcome.rows.push(row.with_ratio(heap / mmap, "munmap, 2 threads"));
+    Ok(())
+}
+
+/// The number of such interrupts so far, on all CPUs.
+fn shootdowns() -> Result<u64> {
+    let text = fs::read_to_string("/proc/interrupts")?;
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"));
+    Ok(line.map_or(0, |line| {
+        line.split_whitespace().filter_map(|word| word.parse::<u64>().ok()).sum()
+    }))
+}
