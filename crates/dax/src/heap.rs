@@ -103,8 +103,8 @@ impl Heap {
     /// Makes a heap.
     ///
     /// # Errors
-    /// [`Error::System`] (`EINVAL`) for a batch that is not 1 to 512; [`Error::NoTable`] if the options
-    /// ask for tables, and this machine has none. Otherwise that is no error: see
+    /// [`Error::System`] (`EINVAL`) for a batch that is not 1 to 512; [`Error::NoTable`] if the
+    /// options ask for tables, and this machine has none. Otherwise that is no error: see
     /// [`backend`](Self::backend).
     pub fn new(options: &HeapOptions) -> Result<Self> {
         if options.batch.is_some_and(|batch| !(1..=MAX_BATCH).contains(&batch)) {

@@ -1,5 +1,5 @@
-//! Files on persistent memory that a program opens, reads once and closes: by `read`, by `mmap`, and
-//! in a heap of ephemeral mappings.
+//! Files on persistent memory that a program opens, reads once and closes: by `read`, by `mmap`,
+//! and in a heap of ephemeral mappings.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -217,7 +217,6 @@ fn count_flushes(
 fn shootdowns() -> Result<u64> {
     let text = fs::read_to_string("/proc/interrupts")?;
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"));
-    Ok(line.map_or(0, |line| {
-        line.split_whitespace().filter_map(|word| word.parse::<u64>().ok()).sum()
-    }))
+    let counts = line.unwrap_or_default().split_whitespace();
+    Ok(counts.filter_map(|word| word.parse::<u64>().ok()).sum())
 }
