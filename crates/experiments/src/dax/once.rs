@@ -68,7 +68,7 @@ enum Way<'a> {
     Populated,
     /// In a heap, of the module or of `mmap`.
     Heap(&'a Heap),
-    /// The same without a look at the bytes.
+    /// Nothing but the mapping of a file that is open, and its end.
     MapAlone(&'a Heap),
 }
 
@@ -80,11 +80,13 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         Heap::new(&HeapOptions { backend, batch, ..HeapOptions::new(Access::Read) })
     };
     let by_mmap = heap(Backend::Mmap, None)?;
-    let heaps = match (heap(Backend::Table, None), heap(Backend::Table, Some(1))) {
-        (Ok(batched), Ok(single)) => Some((batched, single)),
-        (Err(error), _) | (_, Err(error)) => {
+    let batches = [None, Some(1), Some(512)];
+    let heaps = batches.map(|batch| heap(Backend::Table, batch)).into_iter();
+    let heaps = match heaps.collect::<vellum_dax::Result<Vec<_>>>() {
+        Ok(heaps) => heaps,
+        Err(error) => {
             outcome.notes.push(format!("Without ephemeral mappings: {error}."));
-            None
+            Vec::new()
         }
     };
     for size in SIZES {
@@ -95,9 +97,10 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
                 ("mmap", Way::Heap(&by_mmap), &files.kept),
                 ("mmap, populated", Way::Populated, &files.kept),
             ];
-            if let Some((batched, single)) = &heaps {
+            if let [batched, single, large] = &heaps[..] {
                 ways.push(("ephemeral", Way::Heap(batched), &files.kept));
                 ways.push(("ephemeral, flushed each time", Way::Heap(single), &files.kept));
+                ways.push(("ephemeral, batches of 512", Way::Heap(large), &files.kept));
                 ways.push(("ephemeral, table made each time", Way::Heap(batched), &files.unkept));
                 ways.push(("mmap and munmap alone", Way::MapAlone(&by_mmap), &files.kept));
                 ways.push(("ephemeral map and unmap alone", Way::MapAlone(batched), &files.kept));
@@ -106,8 +109,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         }
         files.remove()?;
     }
-    if let Some((batched, _)) = &heaps {
-        count_flushes(&folder, &mut outcome, &by_mmap, batched)?;
+    if let [batched, _, large] = &heaps[..] {
+        count_flushes(&folder, &mut outcome, &[&by_mmap, batched, large])?;
     }
     outcome.notes.push(
         "A sample opens each file, adds up its words and closes it. `read` reads into a buffer \
@@ -157,6 +160,9 @@ fn rate(way: Way<'_>, paths: &[PathBuf], size: usize, threads: usize) -> Result<
 fn once(way: Way<'_>, paths: &[PathBuf], size: usize) -> Result<()> {
     let mut buffer = vec![0; size];
     let mut sum = 0;
+    if let Way::MapAlone(heap) = way {
+        return map_alone(heap, paths);
+    }
     for path in paths {
         let mut file = File::open(path)?;
         match way {
@@ -172,11 +178,18 @@ fn once(way: Way<'_>, paths: &[PathBuf], size: usize) -> Result<()> {
                 let bytes = unsafe { mapped.bytes() };
                 sum += sum_of(bytes);
             }
-            Way::MapAlone(heap) => drop(heap.map(&file)?),
+            Way::MapAlone(_) => {}
         }
     }
-    let is_alone = matches!(way, Way::MapAlone(_));
-    ensure!(is_alone || paths.is_empty() || sum != 0, "the bytes are not those of the files");
+    ensure!(paths.is_empty() || sum != 0, "the bytes are not those of the files");
+    Ok(())
+}
+
+/// Maps one file as often as there are files.
+fn map_alone(heap: &Heap, paths: &[PathBuf]) -> Result<()> {
+    let Some(path) = paths.first() else { return Ok(()) };
+    let (file, length) = (File::open(path)?, fs::metadata(path)?.len());
+    paths.iter().try_for_each(|_| heap.map_range(&file, 0, length).map(drop))?;
     Ok(())
 }
 
@@ -186,31 +199,28 @@ fn sum_of(bytes: &[u8]) -> u64 {
     words.fold(0, |sum, word| sum.wrapping_add(u64::from_le_bytes(word)))
 }
 
-/// Interrupts by which CPUs flush each other's TLBs, for a thousand unmappings, while another thread
-/// of the process runs on another CPU.
-fn count_flushes(
-    folder: &Path,
-    outcome: &mut Outcome,
-    by_mmap: &Heap,
-    batched: &Heap,
-) -> Result<()> {
+/// Interrupts by which CPUs flush each other's TLBs, for a thousand unmappings, by two threads at
+/// the same time.
+fn count_flushes(folder: &Path, outcome: &mut Outcome, heaps: &[&Heap; 3]) -> Result<()> {
     let files = Files::new(folder, 32 << 10, 200)?;
-    let mut per_thousand = Vec::new();
-    for way in [Way::Heap(by_mmap), Way::Heap(batched)] {
+    let names = ["munmap", "ephemeral unmap", "ephemeral unmap, batches of 512"];
+    let mut by_munmap = 0.0;
+    for (heap, name) in heaps.iter().zip(names) {
         let before = shootdowns()?;
-        let unmaps = 5 * files.kept.len();
-        for _ in 0..5 {
-            rate(way, &files.kept, files.size, 2)?;
+        let unmaps = 10 * files.kept.len();
+        for _ in 0..10 {
+            rate(Way::Heap(heap), &files.kept, files.size, 2)?;
         }
-        per_thousand.push((shootdowns()? - before) as f64 * 1e3 / unmaps as f64);
+        let found = (shootdowns()? - before) as f64 * 1e3 / unmaps as f64;
+        let row = Row::count(format!("{name}, 2 threads"), found, "TLB shootdowns/1000");
+        if name == names[0] {
+            by_munmap = found;
+            outcome.rows.push(row);
+        } else {
+            outcome.rows.push(row.with_ratio(found / by_munmap, "munmap, 2 threads"));
+        }
     }
-    files.remove()?;
-    let unit = "TLB shootdowns/1000";
-    let (mmap, heap) = (per_thousand[0], per_thousand[1]);
-    outcome.rows.push(Row::count("munmap, 2 threads", mmap, unit));
-    let row = Row::count("ephemeral unmap, 2 threads", heap, unit);
-    outcome.rows.push(row.with_ratio(heap / mmap, "munmap, 2 threads"));
-    Ok(())
+    files.remove()
 }
 
 /// The number of such interrupts so far, on all CPUs.
