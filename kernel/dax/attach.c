@@ -17,15 +17,18 @@
 /* So often an attachment has its table refreshed. After that faults decide. */
 #define DAX_ATTACH_ATTEMPTS	3
 
-static struct kmem_cache *dax_attachment_cache;
+static void dax_attachment_let_go(const struct dax_attachment *attachment)
+{
+	dax_table_put(attachment->table);
+	fput(attachment->file);
+}
 
 static void dax_attachment_put(struct dax_attachment *attachment)
 {
 	if (!refcount_dec_and_test(&attachment->references))
 		return;
-	dax_table_put(attachment->table);
-	fput(attachment->file);
-	kmem_cache_free(dax_attachment_cache, attachment);
+	dax_attachment_let_go(attachment);
+	dax_slots_release(attachment->heap, attachment->slot, attachment->count);
 }
 
 /* The attachment that has the slot, with a reference; or NULL. */
@@ -71,10 +74,7 @@ static void dax_attachment_take_out(struct dax_attachment *attachment, unsigned 
 
 /* The beginning. */
 
-/*
- * Finds the file and its table. The caller has named a descriptor of the file, or of its table.
- * Without a reference to the attachment the caller ends with neither.
- */
+/* Finds the file and its table. The caller has named a descriptor of the one or of the other. */
 static int dax_attachment_find_file(struct dax_attachment *attachment, int descriptor)
 {
 	struct file *file = fget(descriptor);
@@ -139,29 +139,30 @@ static int dax_attachment_measure(struct dax_attachment *attachment,
 	return 0;
 }
 
-static struct dax_attachment *dax_attachment_make(struct dax_heap *heap,
-						  struct vellum_dax_attach *attach)
+/* Finds what is to be attached, before there are slots for it. */
+static int dax_attachment_find(struct dax_attachment *attachment, struct vellum_dax_attach *attach)
 {
-	struct dax_attachment *attachment;
-	int error;
+	int error = dax_attachment_find_file(attachment, attach->file);
 
-	attachment = kmem_cache_zalloc(dax_attachment_cache, GFP_KERNEL_ACCOUNT);
-	if (!attachment)
-		return ERR_PTR(-ENOMEM);
-	refcount_set(&attachment->references, 1);
-	attachment->heap = heap;
-	error = dax_attachment_find_file(attachment, attach->file);
-	if (error) {
-		kmem_cache_free(dax_attachment_cache, attachment);
-		return ERR_PTR(error);
-	}
+	if (error)
+		return error;
 	error = dax_attachment_measure(attachment, attach);
 	if (!error)
 		error = dax_attachment_check(attachment);
-	if (!error)
-		return attachment;
-	dax_attachment_put(attachment);
-	return ERR_PTR(error);
+	if (error)
+		dax_attachment_let_go(attachment);
+	return error;
+}
+
+/* If zombies are in the way, they go. */
+static long dax_attachment_claim(struct dax_attachment *attachment)
+{
+	long slot = dax_slots_claim(attachment->heap, attachment->count);
+
+	if (slot != -ENOSPC)
+		return slot;
+	dax_reap(attachment->heap);
+	return dax_slots_claim(attachment->heap, attachment->count);
 }
 
 /* From now on notices of lost blocks find it, and then faults do. */
@@ -248,7 +249,6 @@ static void dax_attachment_end(struct dax_attachment *attachment)
 	for (i = 0; i < attachment->count; i++)
 		region->slots[first + i].attachment = NULL;
 	spin_unlock(&region->lock);
-	dax_slots_release(heap, attachment->slot, attachment->count);
 	dax_attachment_put(attachment);
 }
 
@@ -353,24 +353,21 @@ void dax_detach_all(struct dax_heap *heap)
  */
 long dax_attach(struct dax_heap *heap, struct vellum_dax_attach *attach)
 {
-	struct dax_attachment *attachment = dax_attachment_make(heap, attach);
+	struct dax_attachment found = { .heap = heap }, *attachment;
+	int error = dax_attachment_find(&found, attach);
 	long slot;
-	int error;
 
-	if (IS_ERR(attachment))
-		return PTR_ERR(attachment);
-	slot = dax_slots_claim(heap, attachment->count);
-	if (slot == -ENOSPC) {
-		/* Zombies may be in the way. */
-		dax_reap(heap);
-		slot = dax_slots_claim(heap, attachment->count);
-	}
+	if (error)
+		return error;
+	slot = dax_attachment_claim(&found);
 	if (slot < 0) {
-		dax_attachment_put(attachment);
+		dax_attachment_let_go(&found);
 		return slot;
 	}
-	attachment->slot = slot;
-	refcount_inc(&attachment->references);
+	found.slot = slot;
+	attachment = &dax_region_of(heap, slot)->attachments[slot % DAX_REGION_SLOTS];
+	*attachment = found;
+	refcount_set(&attachment->references, 2);
 	dax_attachment_publish(attachment);
 	attach->address = dax_slot_address(heap, slot) + attach->offset % DAX_SLOT_SIZE;
 	error = dax_attachment_start(attachment);
@@ -532,7 +529,10 @@ void dax_attachments_flush(struct dax_table *table, u64 first, u64 end)
 	spin_unlock(&table->attachments_lock);
 }
 
-/* Gets references to as many attachments as there is room for, the oldest first. */
+/*
+ * Gets references to as many attachments as there is room for, the oldest first, and to their heaps.
+ * A heap is there as long as an attachment is among those of the table.
+ */
 static u64 dax_attachments_get(struct dax_table *table, struct dax_attachment **attachments,
 			       u64 room)
 {
@@ -542,6 +542,7 @@ static u64 dax_attachments_get(struct dax_table *table, struct dax_attachment **
 	spin_lock(&table->attachments_lock);
 	list_for_each_entry(attachment, &table->attachments, node) {
 		if (count < room) {
+			dax_heap_get(attachment->heap);
 			refcount_inc(&attachment->references);
 			attachments[count] = attachment;
 		}
@@ -573,14 +574,17 @@ void dax_attachments_empty(struct dax_table *table, u64 first, u64 end)
 {
 	u64 room = dax_attachments_get(table, NULL, 0), count, i;
 	struct dax_attachment **attachments;
+	struct dax_heap *heap;
 
 	if (!room)
 		return;
 	attachments = kvmalloc_array(room, sizeof(*attachments), GFP_KERNEL | __GFP_NOFAIL);
 	count = min(room, dax_attachments_get(table, attachments, room));
 	for (i = 0; i < count; i++) {
+		heap = attachments[i]->heap;
 		dax_attachment_empty(attachments[i], first, end);
 		dax_attachment_put(attachments[i]);
+		dax_heap_put(heap);
 	}
 	kvfree(attachments);
 }
@@ -633,15 +637,4 @@ int dax_attachments_sync(struct dax_heap *heap, loff_t start, loff_t end, int da
 		cond_resched();
 	}
 	return error;
-}
-
-int dax_attachments_start(void)
-{
-	dax_attachment_cache = KMEM_CACHE(dax_attachment, 0);
-	return dax_attachment_cache ? 0 : -ENOMEM;
-}
-
-void dax_attachments_end(void)
-{
-	kmem_cache_destroy(dax_attachment_cache);
 }

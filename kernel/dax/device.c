@@ -245,42 +245,24 @@ static struct miscdevice dax_misc = {
 
 static bool dax_is_there;
 
-static int dax_start(void)
-{
-	int error = dax_attachments_start();
-
-	if (error)
-		return error;
-	error = dax_tables_start();
-	if (error)
-		dax_attachments_end();
-	return error;
-}
-
-static void dax_end(void)
-{
-	dax_tables_end();
-	dax_attachments_end();
-}
-
 /* Without a watch on lost blocks there is no device; the rest of the module does without. */
 int dax_init(struct dentry *folder)
 {
-	int error = dax_start();
+	int error = dax_tables_start();
 
 	if (error)
 		return error;
 	error = dax_watch_start();
 	if (error) {
 		pr_warn("ftrace cannot watch files lose blocks (%d): no file tables\n", error);
-		dax_end();
+		dax_tables_end();
 		return 0;
 	}
 	dax_check_init(folder);
 	error = misc_register(&dax_misc);
 	if (error) {
 		dax_watch_end();
-		dax_end();
+		dax_tables_end();
 		return error;
 	}
 	dax_is_there = true;
@@ -293,5 +275,5 @@ void dax_exit(void)
 		return;
 	misc_deregister(&dax_misc);
 	dax_watch_end();
-	dax_end();
+	dax_tables_end();
 }

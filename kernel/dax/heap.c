@@ -345,15 +345,32 @@ static int dax_heap_fsync(struct file *file, loff_t start, loff_t end, int datas
 	return dax_attachments_sync(file->private_data, start, end, datasync);
 }
 
+static void dax_heap_free(struct kref *references)
+{
+	struct dax_heap *heap = container_of(references, struct dax_heap, references);
+
+	dax_slots_free(heap);
+	module_put(heap->module);
+	mutex_destroy(&heap->growing);
+	kvfree(heap);
+}
+
+void dax_heap_get(struct dax_heap *heap)
+{
+	kref_get(&heap->references);
+}
+
+void dax_heap_put(struct dax_heap *heap)
+{
+	kref_put(&heap->references, dax_heap_free);
+}
+
 static int dax_heap_release(struct inode *inode, struct file *file)
 {
 	struct dax_heap *heap = file->private_data;
 
 	cancel_delayed_work_sync(&heap->reaping);
-	dax_slots_free(heap);
-	module_put(heap->module);
-	mutex_destroy(&heap->growing);
-	kvfree(heap);
+	dax_heap_put(heap);
 	return 0;
 }
 
@@ -386,6 +403,7 @@ long dax_heap_open(unsigned long argument)
 	heap = kvzalloc(sizeof(*heap), GFP_KERNEL_ACCOUNT);
 	if (!heap)
 		return -ENOMEM;
+	kref_init(&heap->references);
 	heap->writes = open.flags & VELLUM_DAX_HEAP_WRITES;
 	heap->batch = open.batch ?: DAX_HEAP_BATCH;
 	mutex_init(&heap->growing);
@@ -393,9 +411,7 @@ long dax_heap_open(unsigned long argument)
 	INIT_DELAYED_WORK(&heap->reaping, dax_heap_reap);
 	descriptor = anon_inode_getfd("[vellum-dax-heap]", &dax_heap_operations, heap,
 				      O_RDWR | O_CLOEXEC);
-	if (descriptor < 0) {
-		mutex_destroy(&heap->growing);
-		kvfree(heap);
-	}
+	if (descriptor < 0)
+		dax_heap_put(heap);
 	return descriptor;
 }

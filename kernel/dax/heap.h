@@ -37,6 +37,7 @@
 #define VELLUM_DAX_HEAP_H
 
 #include <linux/bitmap.h>
+#include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/llist.h>
 #include <linux/mmu_notifier.h>
@@ -54,6 +55,25 @@
 #define DAX_REGION_SIZE		(DAX_REGION_SLOTS * DAX_SLOT_SIZE)
 #define DAX_MAX_REGIONS		(VELLUM_DAX_MAX_EXTENT / DAX_REGION_SIZE)
 
+/*
+ * A part of a file in slots of a heap that are in a row, in one region. The slots are released when
+ * the last reference goes.
+ */
+struct dax_attachment {
+	refcount_t		references;
+	struct dax_heap		*heap;
+	struct dax_table	*table;
+	struct file		*file;
+	const struct vm_operations_struct *operations;	/* the file system's, on a mapping */
+	bool			is_durable;	/* as for a mapping */
+	bool			is_synced;	/* by msync: the program does not flush by itself */
+	u64			page;		/* of the first slot, in the file */
+	unsigned int		slot, count;	/* slots of the heap */
+	bool			is_detached;	/* under the region's lock */
+	struct list_head	node;		/* among the table's */
+	struct llist_node	zombie;
+};
+
 struct dax_slot {
 	struct dax_attachment	*attachment;	/* that it belongs to, also as a zombie */
 	pteval_t		own;		/* the entry of its own table; 0: it has none yet */
@@ -67,10 +87,13 @@ struct dax_region {
 	DECLARE_BITMAP(served, DAX_REGION_SLOTS);	/* the own table may have leaves */
 	struct dax_slot		slots[DAX_REGION_SLOTS];
 	u64			frames[PT_ENTRIES];	/* while an own table is emptied */
+	/* By their first slots. Each belongs to the thread that has claimed the slot. */
+	struct dax_attachment	attachments[DAX_REGION_SLOTS];
 	u64			attaches, detaches, served_faults;	/* since the beginning */
 };
 
 struct dax_heap {
+	struct kref		references;	/* the descriptor; threads that sync a file */
 	bool			writes;
 	unsigned int		batch;		/* zombies that are flushed together */
 	/* The owner of the page tables, once it is mapped. */
@@ -92,22 +115,6 @@ struct dax_heap {
 	atomic_t		zombie_count;
 	struct delayed_work	reaping;
 	atomic64_t		flushes;
-};
-
-/* A part of a file in slots of a heap that are in a row, in one region. */
-struct dax_attachment {
-	refcount_t		references;
-	struct dax_heap		*heap;
-	struct dax_table	*table;
-	struct file		*file;
-	const struct vm_operations_struct *operations;	/* the file system's, on a mapping */
-	bool			is_durable;	/* as for a mapping */
-	bool			is_synced;	/* by msync: the program does not flush by itself */
-	u64			page;		/* of the first slot, in the file */
-	unsigned int		slot, count;	/* slots of the heap */
-	bool			is_detached;	/* under the region's lock */
-	struct list_head	node;		/* among the table's */
-	struct llist_node	zombie;
 };
 
 /* slots.c */
@@ -177,8 +184,6 @@ void dax_detach_all(struct dax_heap *heap);
 void dax_reap(struct dax_heap *heap);
 vm_fault_t dax_attachment_fault(struct dax_heap *heap, struct vm_fault *vmf, bool is_mkwrite);
 int dax_attachments_sync(struct dax_heap *heap, loff_t start, loff_t end, int datasync);
-int dax_attachments_start(void);
-void dax_attachments_end(void);
 
 /* scratch.c */
 /*
@@ -188,6 +193,8 @@ vm_fault_t dax_scratch_fault(const struct dax_attachment *attachment, const stru
 			     u64 page, bool is_mkwrite, pteval_t *leaf);
 
 /* heap.c */
+void dax_heap_get(struct dax_heap *heap);
+void dax_heap_put(struct dax_heap *heap);
 /* Asks the file system of the attachment's file for its operations on a mapping. */
 int dax_heap_ask(struct dax_heap *heap, struct dax_attachment *attachment);
 long dax_heap_open(unsigned long argument);

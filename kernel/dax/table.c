@@ -39,27 +39,30 @@ static bool dax_has_stale_pages(const struct dax_table *table)
  * A change of the inode's generation exchanges all blocks of two files (EXT4_IOC_SWAP_BOOT), and
  * unmaps nothing.
  */
+static bool dax_is_stale(const struct dax_table *table)
+{
+	return dax_has_stale_pages(table) ||
+	       READ_ONCE(dax_inode(table)->i_generation) != table->generation;
+}
+
 bool dax_table_is_stale(struct dax_table *table)
 {
 	bool is_stale;
 
 	spin_lock(&table->lock);
-	is_stale = dax_has_stale_pages(table) ||
-		   READ_ONCE(dax_inode(table)->i_generation) != table->generation;
+	is_stale = dax_is_stale(table);
 	spin_unlock(&table->lock);
 	return is_stale;
 }
 
 bool dax_table_is_current(struct dax_table *table, u64 end)
 {
-	u64 pages;
+	bool is_current;
 
-	if (dax_table_is_stale(table))
-		return false;
 	spin_lock(&table->lock);
-	pages = table->pages;
+	is_current = !dax_is_stale(table) && table->pages >= min(end, dax_size_in_pages(table));
 	spin_unlock(&table->lock);
-	return pages >= min(end, dax_size_in_pages(table));
+	return is_current;
 }
 
 u64 dax_table_unmaps(struct dax_table *table)
