@@ -530,8 +530,8 @@ void dax_attachments_flush(struct dax_table *table, u64 first, u64 end)
 }
 
 /*
- * Gets references to as many attachments as there is room for, the oldest first, and to their heaps.
- * A heap is there as long as an attachment is among those of the table.
+ * Gets references to as many attachments as there is room for, the oldest first, and to their
+ * heaps. A heap is there as long as an attachment is among those of the table.
  */
 static u64 dax_attachments_get(struct dax_table *table, struct dax_attachment **attachments,
 			       u64 room)

@@ -151,7 +151,8 @@ struct vellum_dax_heap {
  * Errors: ENXIO the heap is not mapped in this process, or has ended; EBADF; EOPNOTSUPP as for
  * OPEN; EACCES the heap is for writing, and the descriptor is not, or the file is only appended to;
  * EINVAL no length, and the file has no byte at the offset, or an end beyond the longest mapping;
- * EFBIG the part touches more than 512 units; ENOSPC so many units in a row are not free; EINTR; ENOMEM; errors of the file system.
+ * EFBIG the part touches more than 512 units; ENOSPC so many units in a row are not free; EINTR;
+ * ENOMEM; errors of the file system.
  */
 struct vellum_dax_attach {
 	__u32 size;		/* of this structure */
