@@ -18,6 +18,7 @@ fn a_file_without_a_table_says_why() {
     let path = path.to_str().unwrap();
     let probe = text(&["dax", "probe", path]);
     assert!(probe.contains("files are mapped by: ") && probe.contains(": mmap, as "), "{probe}");
+    assert!(probe.contains("ephemeral mappings are made by: "), "{probe}");
     let value: Value = serde_json::from_slice(&ok(&["dax", "probe", path, "--json"])).unwrap();
     assert_eq!(value["file"]["backend"], "mmap");
     let why = fails(&["dax", "stat", path]);
@@ -40,5 +41,8 @@ fn a_file_with_a_table_shows_it() {
     assert!(stat.contains("2560, of which 2560 need no fault"), "{stat}");
     let value: Value = serde_json::from_slice(&ok(&["dax", "stat", path, "--json"])).unwrap();
     assert_eq!((&value["present_pages"], &value["mappings"]), (&2_560.into(), &0.into()));
+    assert_eq!(value["ephemeral_mappings"], 0);
+    let probe: Value = serde_json::from_slice(&ok(&["dax", "probe", "--json"])).unwrap();
+    assert_eq!((&probe["machine"]["ephemeral"], &probe["file"]), (&"table".into(), &Value::Null));
     ok(&["dax", "tables"]);
 }

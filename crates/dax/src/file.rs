@@ -50,6 +50,8 @@ pub struct Stat {
     pub mappings: u64,
     /// Mappings that the file system serves for now, page by page.
     pub served_by_file: u64,
+    /// Ephemeral mappings, of all processes, with those that wait for a flush.
+    pub ephemeral: u64,
     /// The file has lost blocks since the table was made or refreshed.
     pub is_stale: bool,
 }
@@ -261,6 +263,7 @@ impl DaxFile {
             table_bytes: stat.tables * PAGE_SIZE,
             mappings: stat.mounts,
             served_by_file: stat.barred,
+            ephemeral: stat.attachments,
             is_stale: stat.stale != 0,
         }))
     }

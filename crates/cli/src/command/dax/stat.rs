@@ -45,6 +45,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
             "table_bytes": stat.table_bytes,
             "mappings": stat.mappings,
             "served_by_file": stat.served_by_file,
+            "ephemeral_mappings": stat.ephemeral,
             "stale": stat.is_stale,
             "open_seconds": seconds,
         });
@@ -58,6 +59,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         row("page tables", show(stat.table_bytes)),
         row("mappings", format!("{} in all processes", stat.mappings)),
         row("served by the file system", format!("{} of these", stat.served_by_file)),
+        row("ephemeral mappings", format!("{} in all processes", stat.ephemeral)),
         row("opened in", format!("{:.1} ms", seconds * 1e3)),
     ];
     for line in columns(&rows) {
