@@ -11,6 +11,7 @@
 #include <linux/fs.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
+#include <linux/rcupdate.h>
 #include <linux/sched.h>
 #include <linux/shrinker.h>
 #include <linux/uio.h>
@@ -197,6 +198,18 @@ static inline void pt_let_faults_in(struct mm_struct *mm)
  * the entry may then change to another table, but not to none.
  */
 #define PT_FAULT_READS_TWICE	(LINUX_VERSION_CODE < KERNEL_VERSION(6, 5, 0))
+
+/*
+ * Calls the function when no thread walks any more what page tables lead to no longer. Before 6.5 a
+ * fault walks a table of level 1 without RCU: it does not sleep, but an interrupt may delay it.
+ */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 5, 0)
+#define pt_call_after_walks	call_rcu
+#define pt_wait_for_walks	rcu_barrier
+#else
+#define pt_call_after_walks	call_rcu_tasks
+#define pt_wait_for_walks	rcu_barrier_tasks
+#endif
 
 /*
  * Whether the flush of a process' TLBs tells the devices that share its page tables (SVA), and

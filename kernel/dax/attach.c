@@ -4,6 +4,7 @@
 #include <linux/file.h>
 #include <linux/mm.h>
 #include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <asm/tlbflush.h>
 
@@ -114,6 +115,8 @@ static int dax_attachment_check(struct dax_attachment *attachment)
 	if (attachment->heap->writes &&
 	    (!(attachment->file->f_mode & FMODE_WRITE) || IS_APPEND(dax_inode(table))))
 		return -EACCES;
+	if (attachment->heap->writes && IS_SWAPFILE(dax_inode(table)))
+		return -ETXTBSY;
 	if (attachment->is_durable && !dax_blocks_can_be_durable(table))
 		return -EOPNOTSUPP;
 	return dax_heap_ask(attachment->heap, attachment);
@@ -175,6 +178,7 @@ static void dax_attachment_publish(struct dax_attachment *attachment)
 
 	if (heap->writes)
 		WRITE_ONCE(table->is_written, true);
+	WRITE_ONCE(table->was_attached, true);
 	spin_lock(&table->attachments_lock);
 	list_add_tail(&attachment->node, &table->attachments);
 	spin_unlock(&table->attachments_lock);
@@ -351,7 +355,8 @@ void dax_detach_all(struct dax_heap *heap)
  * Another thread may detach it as soon as it is published, with a guess of its address. So this
  * function has a reference of its own.
  */
-long dax_attach(struct dax_heap *heap, struct vellum_dax_attach *attach)
+long dax_attach(struct dax_heap *heap, struct vellum_dax_attach *attach,
+		long (*answer)(void *data, const struct vellum_dax_attach *attach), void *data)
 {
 	struct dax_attachment found = { .heap = heap }, *attachment;
 	int error = dax_attachment_find(&found, attach);
@@ -371,6 +376,8 @@ long dax_attach(struct dax_heap *heap, struct vellum_dax_attach *attach)
 	dax_attachment_publish(attachment);
 	attach->address = dax_slot_address(heap, slot) + attach->offset % DAX_SLOT_SIZE;
 	error = dax_attachment_start(attachment);
+	if (!error)
+		error = answer(data, attach);
 	if (error)
 		dax_detach_at(heap, attach->address, attachment);
 	else
@@ -484,48 +491,60 @@ static unsigned int dax_attachment_slots(const struct dax_attachment *attachment
 	return attachment->slot + DIV_ROUND_UP(last - attachment->page, PT_ENTRIES) - *slot;
 }
 
-/* Zombies have nothing in their slots, and may be in TLBs. */
-static void dax_attachment_lose(struct dax_attachment *attachment, u64 first, u64 end)
+/* Takes out the slots that show any of these pages. False: there are none. */
+static bool dax_attachment_lose(struct dax_attachment *attachment, u64 first, u64 end)
 {
-	struct dax_heap *heap = attachment->heap;
 	unsigned int slot, count = dax_attachment_slots(attachment, first, end, &slot);
 	struct dax_region *region;
-	unsigned long addr;
 
 	if (!count)
-		return;
-	region = dax_region_of(heap, slot);
-	addr = dax_slot_address(heap, slot);
+		return false;
+	region = dax_region_of(attachment->heap, slot);
 	spin_lock(&region->lock);
 	dax_attachment_take_out(attachment, slot, count);
-	pt_flush_tables(heap->mm, addr, addr + count * DAX_SLOT_SIZE);
 	spin_unlock(&region->lock);
+	return true;
 }
 
+/*
+ * Zombies have nothing in their slots, and may be in TLBs. Attachments to the same heap are often
+ * in a row, and flushed together.
+ */
 void dax_attachments_lose(struct dax_table *table, u64 first, u64 end)
 {
 	struct dax_attachment *attachment;
+	struct dax_heap *flush = NULL;
 
 	spin_lock(&table->attachments_lock);
-	list_for_each_entry(attachment, &table->attachments, node)
-		dax_attachment_lose(attachment, first, end);
+	list_for_each_entry(attachment, &table->attachments, node) {
+		if (!dax_attachment_lose(attachment, first, end))
+			continue;
+		if (flush && flush != attachment->heap)
+			pt_flush_tables(flush->mm, 0, TLB_FLUSH_ALL);
+		flush = attachment->heap;
+	}
+	if (flush)
+		pt_flush_tables(flush->mm, 0, TLB_FLUSH_ALL);
 	spin_unlock(&table->attachments_lock);
 }
 
 void dax_attachments_flush(struct dax_table *table, u64 first, u64 end)
 {
 	struct dax_attachment *attachment;
-	unsigned int slot, count;
-	unsigned long addr;
+	struct dax_heap *flush = NULL;
+	unsigned int slot;
 
 	spin_lock(&table->attachments_lock);
 	list_for_each_entry(attachment, &table->attachments, node) {
-		count = dax_attachment_slots(attachment, first, end, &slot);
-		if (!count || READ_ONCE(attachment->is_detached))
+		if (!dax_attachment_slots(attachment, first, end, &slot) ||
+		    READ_ONCE(attachment->is_detached))
 			continue;
-		addr = dax_slot_address(attachment->heap, slot);
-		pt_flush_range(attachment->heap->mm, addr, addr + count * DAX_SLOT_SIZE);
+		if (flush && flush != attachment->heap)
+			pt_flush_all(flush->mm);
+		flush = attachment->heap;
 	}
+	if (flush)
+		pt_flush_all(flush->mm);
 	spin_unlock(&table->attachments_lock);
 }
 
@@ -616,12 +635,14 @@ u64 dax_attachments_wrong(struct dax_table *table)
 /* Makes durable what was stored to a part of the heap. */
 int dax_attachments_sync(struct dax_heap *heap, loff_t start, loff_t end, int datasync)
 {
-	u64 slots = (heap->end - heap->start) / DAX_SLOT_SIZE;
+	u64 slots = (u64)dax_heap_regions(heap) * DAX_REGION_SLOTS;
 	u64 slot = start / DAX_SLOT_SIZE, last = min_t(u64, slots, end / DAX_SLOT_SIZE + 1);
 	struct dax_attachment *attachment;
 	int error = 0, outcome;
 
 	for (; slot < last; slot++) {
+		if (fatal_signal_pending(current))
+			return -EINTR;
 		attachment = dax_attachment_get(heap, slot);
 		if (!attachment)
 			continue;

@@ -66,7 +66,8 @@ struct dax_table {
 	struct file		*file;		/* the module's own, for reading */
 	struct dax_device	*device;
 	u64			offset;		/* bytes on the device before the file system's */
-	struct rcu_work		destruction;
+	struct rcu_head		walked;		/* after the last walk of its page tables */
+	struct work_struct	destruction;
 	struct delayed_work	returning;	/* refreshes, and unbars the mounts */
 
 	struct mutex		building;	/* one refresh at a time; leaves change under it */
@@ -75,6 +76,7 @@ struct dax_table {
 	struct pt_mounts	mounts;
 	spinlock_t		attachments_lock;	/* protects the next one */
 	struct list_head	attachments;	/* to heaps, zombies included (heap.h) */
+	bool			was_attached;	/* to a heap, since it was made */
 	bool			is_written;	/* a mapping may have stored something */
 	bool			is_stored;	/* something was, and the times do not say so */
 	struct mutex		syncing;	/* one sync at a time */

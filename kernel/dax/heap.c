@@ -5,6 +5,7 @@
 #include <linux/fs.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/sched/mm.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -149,6 +150,8 @@ static int dax_heap_start(struct dax_heap *heap, struct vm_area_struct *vma)
 
 	if (cmpxchg(&heap->mm, NULL, vma->vm_mm))
 		return -EBUSY;
+	/* Work that flushes for zombies may outlive the process. */
+	mmgrab(heap->mm);
 	heap->start = vma->vm_start;
 	heap->end = vma->vm_end;
 	heap->notifier.ops = &dax_heap_notifier_ops;
@@ -265,21 +268,28 @@ int dax_heap_ask(struct dax_heap *heap, struct dax_attachment *attachment)
 
 /* The descriptor. */
 
+/* Where the caller's structure is, and its size. */
+struct dax_answer {
+	unsigned long	to;
+	int		size;
+};
+
+static long dax_heap_answer(void *data, const struct vellum_dax_attach *attach)
+{
+	const struct dax_answer *answer = data;
+
+	return vellum_answer_sized(answer->to, answer->size, attach, sizeof(*attach));
+}
+
 static long dax_heap_ioctl_attach(struct dax_heap *heap, unsigned long argument)
 {
 	struct vellum_dax_attach attach = {};
-	int size = vellum_copy_sized(&attach, sizeof(attach), sizeof(attach), argument);
-	long error;
+	struct dax_answer answer = { argument };
 
-	if (size < 0)
-		return size;
-	error = dax_attach(heap, &attach);
-	if (error)
-		return error;
-	error = vellum_answer_sized(argument, size, &attach, sizeof(attach));
-	if (error)
-		dax_detach(heap, attach.address);
-	return error;
+	answer.size = vellum_copy_sized(&attach, sizeof(attach), sizeof(attach), argument);
+	if (answer.size < 0)
+		return answer.size;
+	return dax_attach(heap, &attach, dax_heap_answer, &answer);
 }
 
 static void dax_heap_count(struct dax_heap *heap, struct vellum_dax_heap_stat *stat)
@@ -287,7 +297,7 @@ static void dax_heap_count(struct dax_heap *heap, struct vellum_dax_heap_stat *s
 	struct dax_region *region;
 	unsigned int r;
 
-	for (r = 0; r < heap->region_count; r++) {
+	for (r = 0; r < dax_heap_regions(heap); r++) {
 		region = dax_region_of(heap, r * DAX_REGION_SLOTS);
 		if (!region)
 			continue;
@@ -350,6 +360,8 @@ static void dax_heap_free(struct kref *references)
 	struct dax_heap *heap = container_of(references, struct dax_heap, references);
 
 	dax_slots_free(heap);
+	if (heap->mm)
+		mmdrop(heap->mm);
 	module_put(heap->module);
 	mutex_destroy(&heap->growing);
 	kvfree(heap);

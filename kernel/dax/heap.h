@@ -176,7 +176,9 @@ void dax_slots_free(struct dax_heap *heap);
 u64 dax_slots_wrong(struct dax_heap *heap, unsigned int slot, unsigned int count);
 
 /* attach.c */
-long dax_attach(struct dax_heap *heap, struct vellum_dax_attach *attach);
+/* Attaches a part of a file, and calls the function with the answer. If that fails, detaches it. */
+long dax_attach(struct dax_heap *heap, struct vellum_dax_attach *attach,
+		long (*answer)(void *data, const struct vellum_dax_attach *attach), void *data);
 int dax_detach(struct dax_heap *heap, unsigned long address);
 /* Detaches everything; the VMA is ending. */
 void dax_detach_all(struct dax_heap *heap);

@@ -117,16 +117,34 @@ void dax_table_notice(const struct address_space *mapping, u64 first, u64 count)
 
 /* Life. */
 
-/* A grace period after the last reference, as threads walk page tables under RCU. */
 static void dax_table_destroy(struct work_struct *work)
 {
-	struct dax_table *table = container_of(to_rcu_work(work), struct dax_table, destruction);
+	struct dax_table *table = container_of(work, struct dax_table, destruction);
 
 	pt_tree_free_tables(&table->tree);
 	dax_blocks_close(table);
 	mutex_destroy(&table->syncing);
 	mutex_destroy(&table->building);
 	kfree(table);
+}
+
+static void dax_table_walked(struct rcu_head *head)
+{
+	struct dax_table *table = container_of(head, struct dax_table, walked);
+
+	queue_work(dax_work, &table->destruction);
+}
+
+/*
+ * The module's threads walk page tables under RCU. A fault may walk a table that was detached from
+ * its slot meanwhile, because that takes no lock of the process.
+ */
+static void dax_table_destroy_later(struct dax_table *table)
+{
+	if (table->was_attached)
+		pt_call_after_walks(&table->walked, dax_table_walked);
+	else
+		call_rcu(&table->walked, dax_table_walked);
 }
 
 static void dax_table_return(struct work_struct *work)
@@ -168,7 +186,7 @@ static struct dax_table *dax_table_make(struct file *file)
 		return ERR_PTR(-ENOMEM);
 	kref_init(&table->references);
 	table->mapping = file_inode(file)->i_mapping;
-	INIT_RCU_WORK(&table->destruction, dax_table_destroy);
+	INIT_WORK(&table->destruction, dax_table_destroy);
 	INIT_DELAYED_WORK(&table->returning, dax_table_return);
 	mutex_init(&table->building);
 	mutex_init(&table->syncing);
@@ -205,7 +223,7 @@ no_file:
 static void dax_table_discard(struct dax_table *table)
 {
 	fput(table->file);
-	dax_table_destroy(&table->destruction.work);
+	dax_table_destroy(&table->destruction);
 }
 
 /* Returns the mapping's table with a reference, or NULL. */
@@ -288,7 +306,7 @@ static void dax_table_release(struct kref *references)
 		dax_update_times(table, table->file);
 	}
 	fput(table->file);
-	queue_rcu_work(dax_work, &table->destruction);
+	dax_table_destroy_later(table);
 }
 
 void dax_table_put(struct dax_table *table)
@@ -344,6 +362,7 @@ void dax_tables_end(void)
 {
 	/* Work may drop the last reference. Then the table is in the queue after a grace period. */
 	flush_workqueue(dax_work);
+	pt_wait_for_walks();
 	rcu_barrier();
 	destroy_workqueue(dax_work);
 }
@@ -413,6 +432,7 @@ struct dax_plan {
 	u64		notices;
 	u32		generation;
 	bool		misses;		/* pages below `pages` without a leaf may have blocks */
+	bool		has_lost;	/* leaves were cleared or changed */
 	bool		is_durable;
 };
 
@@ -428,6 +448,7 @@ static void dax_table_plan(struct dax_table *table, struct dax_plan *plan)
 	plan->end = table->stale_end;
 	plan->notices = table->notices;
 	plan->misses = table->misses;
+	plan->has_lost = false;
 	plan->is_durable = table->is_durable;
 	table->misses = false;
 	spin_unlock(&table->lock);
@@ -443,12 +464,14 @@ static void dax_table_begin(struct dax_table *table, const struct dax_plan *plan
 
 /*
  * A leaf that is right stays as it is, with what CPUs have noted there. Of another one the block
- * may be the file's at a new place, so what was stored there is written back.
+ * may be the file's at a new place, so what was stored there is written back. Returns whether there
+ * was such a leaf.
  */
-static void dax_table_change_leaves(struct dax_table *table, pteval_t *leaf, unsigned int count,
+static bool dax_table_change_leaves(struct dax_table *table, pteval_t *leaf, unsigned int count,
 				    const u64 *frames)
 {
 	spinlock_t *lock = pt_table_lock(leaf);
+	bool has_lost = false;
 	unsigned int i;
 	pteval_t old;
 
@@ -459,17 +482,20 @@ static void dax_table_change_leaves(struct dax_table *table, pteval_t *leaf, uns
 		spin_lock(lock);
 		old = xchg(leaf + i, frames[i] ? (frames[i] << PAGE_SHIFT) | DAX_LEAF_FLAGS : 0);
 		spin_unlock(lock);
+		has_lost |= old;
 		if (old & _PAGE_DIRTY) {
 			arch_wb_cache_pmem(__va(old & PTE_PFN_MASK), PAGE_SIZE);
 			WRITE_ONCE(table->is_stored, true);
 		}
 	}
+	return has_lost;
 }
 
 /* Gives the pages of one table the leaves that lead to these frames, or none. */
 static int dax_table_put_leaves(struct dax_table *table, u64 page, unsigned int count,
-				const u64 *frames)
+				struct dax_plan *plan)
 {
+	const u64 *frames = plan->frames;
 	pteval_t *leaf;
 	int error = 0;
 
@@ -478,7 +504,7 @@ static int dax_table_put_leaves(struct dax_table *table, u64 page, unsigned int 
 		error = dax_table_make_table(table, page, PG_LEVEL_4K);
 	leaf = error ? NULL : pt_tree_leaf(&table->tree, page);
 	if (leaf)
-		dax_table_change_leaves(table, leaf, count, frames);
+		plan->has_lost |= dax_table_change_leaves(table, leaf, count, frames);
 	up_read(&table->shape);
 	return error;
 }
@@ -530,7 +556,7 @@ static int dax_table_find_frames(struct dax_table *table, u64 page, unsigned int
 
 /* Looks up the pages of one table, or a part of them; or only those that have no leaf. */
 static int dax_table_look_up_some(struct dax_table *table, u64 page, unsigned int count,
-				  const struct dax_plan *plan, bool only_missing)
+				  struct dax_plan *plan, bool only_missing)
 {
 	unsigned int there = page < plan->size ? min_t(u64, count, plan->size - page) : 0;
 	int error;
@@ -541,11 +567,11 @@ static int dax_table_look_up_some(struct dax_table *table, u64 page, unsigned in
 	error = dax_table_find_frames(table, page, there, plan->frames);
 	if (!error && plan->is_durable && there)
 		error = vfs_fsync_range(table->file, 0, LLONG_MAX, 1);
-	return error ? error : dax_table_put_leaves(table, page, count, plan->frames);
+	return error ? error : dax_table_put_leaves(table, page, count, plan);
 }
 
 static int dax_table_look_up(struct dax_table *table, u64 first, u64 end,
-			     const struct dax_plan *plan, bool only_missing)
+			     struct dax_plan *plan, bool only_missing)
 {
 	u64 page, count, data = first;
 	int error = 0;
@@ -595,6 +621,14 @@ static int dax_table_attempt(struct dax_table *table, struct dax_plan *plan)
 		return error;
 	dax_table_begin(table, plan);
 	error = dax_table_look_up(table, plan->first, plan->end, plan, false);
+	/*
+	 * A fault that found such a leaf before the table was taken out may note an access in it,
+	 * under the lock of another table: the leaf is there again.
+	 */
+	if (!error && plan->has_lost && PT_FAULT_READS_TWICE) {
+		synchronize_rcu();
+		error = dax_table_look_up(table, plan->first, plan->end, plan, false);
+	}
 	if (!error && plan->misses)
 		error = dax_table_look_up(table, 0, min(plan->pages, plan->size), plan, true);
 	if (!error)

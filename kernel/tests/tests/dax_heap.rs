@@ -5,6 +5,7 @@
 use std::fs::{self, File};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 
 use rustix::fs::{FallocateFlags, fallocate};
@@ -696,4 +697,28 @@ fn what_was_detached_is_flushed_before_a_block_is_another_file_s() {
     }
     // A processor that runs a thread of the kernel meanwhile is flushed later, and not counted.
     assert!(flushed * 4 >= rounds(40), "other processors were flushed {flushed} times");
+}
+
+/// Where a heap is and how long it is does not become known at once.
+#[test]
+fn a_heap_may_be_synced_while_it_is_mapped() {
+    let Some(_turn) = dax_turn() else { return };
+    let (descriptor, stop) = (AtomicI32::new(-1), Stop::default());
+    let deadline = Deadline::after_ms(u64::from(rounds(3_000)));
+    thread::scope(|scope| {
+        let _end = stop.at_end();
+        scope.spawn(|| {
+            while !stop.is_said() {
+                // SAFETY: the call does no harm to any descriptor; a closed one is an error.
+                unsafe { libc::fsync(descriptor.load(Ordering::Relaxed)) };
+            }
+        });
+        while !deadline.is_over() {
+            let heap = Heap::open(0, 0).unwrap();
+            descriptor.store(heap.as_raw_fd(), Ordering::Relaxed);
+            let mapping = Mapping::new(Heap::request(&heap, 1, libc::PROT_READ)).unwrap();
+            descriptor.store(-1, Ordering::Relaxed);
+            drop(mapping);
+        }
+    });
 }

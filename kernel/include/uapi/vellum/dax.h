@@ -124,8 +124,8 @@ struct vellum_dax_stat {
  * attached shows the file as a mapping of a table does, and what a program may notice of those
  * holds here, too. Nothing but ATTACH and DETACH changes what is in a heap: munmap, mprotect and
  * mremap of a part, and mprotect of all, are EINVAL. A heap that was unmapped, that mremap was
- * tried on, or that a child got by MADV_DOFORK has ended: its memory is SIGBUS, and ATTACH is
- * ENXIO. An access to what is not attached is SIGSEGV.
+ * tried on, or whose process has forked after MADV_DOFORK has ended: its memory is SIGBUS, and
+ * ATTACH is ENXIO. An access to what is not attached is SIGSEGV, and so is any in a child.
  *
  * After DETACH the program does not access the memory, but a CPU may, until TLBs are flushed for
  * many detachments together. Until then the addresses are not used again, and the file counts as
