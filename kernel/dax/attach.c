@@ -3,13 +3,11 @@
 
 #include <linux/file.h>
 #include <linux/mm.h>
-#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
-#include <linux/slab.h>
 #include <asm/tlbflush.h>
 
 #include "core/pt_flush.h"
-#include "core/pt_slot.h"
+#include "core/sized.h"
 #include "dax/heap.h"
 
 /* Zombies wait no longer than this. Each keeps its file open. */
@@ -235,6 +233,12 @@ static int dax_attachment_start(struct dax_attachment *attachment)
 
 /* The end. */
 
+/* Flushes what CPUs have of the heap: pages, and the tables above. */
+static void dax_heap_flush(const struct dax_heap *heap)
+{
+	pt_flush_tables(heap->mm, 0, TLB_FLUSH_ALL);
+}
+
 static void dax_attachment_end(struct dax_attachment *attachment)
 {
 	struct dax_heap *heap = attachment->heap;
@@ -263,7 +267,7 @@ void dax_reap(struct dax_heap *heap)
 
 	if (!zombies)
 		return;
-	pt_flush_tables(heap->mm, 0, TLB_FLUSH_ALL);
+	dax_heap_flush(heap);
 	atomic64_inc(&heap->flushes);
 	llist_for_each_entry_safe(attachment, next, zombies, zombie) {
 		atomic_dec(&heap->zombie_count);
@@ -332,7 +336,7 @@ void dax_detach_all(struct dax_heap *heap)
 	struct dax_region *region;
 	unsigned int r, i;
 
-	for (r = 0; r < heap->region_count; r++) {
+	for (r = 0; r < dax_heap_regions(heap); r++) {
 		region = dax_region_of(heap, r * DAX_REGION_SLOTS);
 		if (!region)
 			continue;
@@ -351,17 +355,29 @@ void dax_detach_all(struct dax_heap *heap)
 	dax_reap(heap);
 }
 
-/*
- * Another thread may detach it as soon as it is published, with a guess of its address. So this
- * function has a reference of its own.
- */
-long dax_attach(struct dax_heap *heap, struct vellum_dax_attach *attach,
-		long (*answer)(void *data, const struct vellum_dax_attach *attach), void *data)
+/* Once it is published, another thread may detach it. The caller has a reference of its own. */
+static struct dax_attachment *dax_attachment_place(const struct dax_attachment *found, long slot)
+{
+	struct dax_region *region = dax_region_of(found->heap, slot);
+	struct dax_attachment *attachment = &region->attachments[slot % DAX_REGION_SLOTS];
+
+	*attachment = *found;
+	attachment->slot = slot;
+	refcount_set(&attachment->references, 2);
+	dax_attachment_publish(attachment);
+	return attachment;
+}
+
+long dax_attach(struct dax_heap *heap, unsigned long argument)
 {
 	struct dax_attachment found = { .heap = heap }, *attachment;
-	int error = dax_attachment_find(&found, attach);
-	long slot;
+	struct vellum_dax_attach attach = {};
+	int size = vellum_copy_sized(&attach, sizeof(attach), sizeof(attach), argument);
+	long slot, error;
 
+	if (size < 0)
+		return size;
+	error = dax_attachment_find(&found, &attach);
 	if (error)
 		return error;
 	slot = dax_attachment_claim(&found);
@@ -369,17 +385,13 @@ long dax_attach(struct dax_heap *heap, struct vellum_dax_attach *attach,
 		dax_attachment_let_go(&found);
 		return slot;
 	}
-	found.slot = slot;
-	attachment = &dax_region_of(heap, slot)->attachments[slot % DAX_REGION_SLOTS];
-	*attachment = found;
-	refcount_set(&attachment->references, 2);
-	dax_attachment_publish(attachment);
-	attach->address = dax_slot_address(heap, slot) + attach->offset % DAX_SLOT_SIZE;
+	attachment = dax_attachment_place(&found, slot);
+	attach.address = dax_slot_address(heap, slot) + attach.offset % DAX_SLOT_SIZE;
 	error = dax_attachment_start(attachment);
 	if (!error)
-		error = answer(data, attach);
+		error = vellum_answer_sized(argument, size, &attach, sizeof(attach));
 	if (error)
-		dax_detach_at(heap, attach->address, attachment);
+		dax_detach_at(heap, attach.address, attachment);
 	else
 		file_accessed(attachment->file);
 	dax_attachment_put(attachment);
@@ -431,9 +443,7 @@ static void dax_attachment_put_leaf(struct dax_attachment *attachment, unsigned 
 	struct dax_region *region = dax_region_of(heap, slot);
 
 	spin_lock(&region->lock);
-	if (!attachment->is_detached && dax_slot_is_served(heap, slot) &&
-	    !READ_ONCE(heap->closed) && !atomic_read(&heap->invalidating) &&
-	    dax_table_unmaps(attachment->table) == unmaps)
+	if (!attachment->is_detached && dax_table_unmaps(attachment->table) == unmaps)
 		dax_slot_put_leaf(heap, slot, page % PT_ENTRIES, leaf);
 	spin_unlock(&region->lock);
 }
@@ -506,45 +516,40 @@ static bool dax_attachment_lose(struct dax_attachment *attachment, u64 first, u6
 	return true;
 }
 
-/*
- * Zombies have nothing in their slots, and may be in TLBs. Attachments to the same heap are often
- * in a row, and flushed together.
- */
+/* Attachments to the same heap are often in a row. They are flushed together, after the last. */
+static void dax_heap_flush_after(struct dax_heap **pending, struct dax_heap *next)
+{
+	if (*pending && *pending != next)
+		dax_heap_flush(*pending);
+	*pending = next;
+}
+
+/* Zombies have nothing in their slots, and may be in TLBs. */
 void dax_attachments_lose(struct dax_table *table, u64 first, u64 end)
 {
 	struct dax_attachment *attachment;
-	struct dax_heap *flush = NULL;
+	struct dax_heap *pending = NULL;
 
 	spin_lock(&table->attachments_lock);
-	list_for_each_entry(attachment, &table->attachments, node) {
-		if (!dax_attachment_lose(attachment, first, end))
-			continue;
-		if (flush && flush != attachment->heap)
-			pt_flush_tables(flush->mm, 0, TLB_FLUSH_ALL);
-		flush = attachment->heap;
-	}
-	if (flush)
-		pt_flush_tables(flush->mm, 0, TLB_FLUSH_ALL);
+	list_for_each_entry(attachment, &table->attachments, node)
+		if (dax_attachment_lose(attachment, first, end))
+			dax_heap_flush_after(&pending, attachment->heap);
+	dax_heap_flush_after(&pending, NULL);
 	spin_unlock(&table->attachments_lock);
 }
 
 void dax_attachments_flush(struct dax_table *table, u64 first, u64 end)
 {
 	struct dax_attachment *attachment;
-	struct dax_heap *flush = NULL;
+	struct dax_heap *pending = NULL;
 	unsigned int slot;
 
 	spin_lock(&table->attachments_lock);
-	list_for_each_entry(attachment, &table->attachments, node) {
-		if (!dax_attachment_slots(attachment, first, end, &slot) ||
-		    READ_ONCE(attachment->is_detached))
-			continue;
-		if (flush && flush != attachment->heap)
-			pt_flush_all(flush->mm);
-		flush = attachment->heap;
-	}
-	if (flush)
-		pt_flush_all(flush->mm);
+	list_for_each_entry(attachment, &table->attachments, node)
+		if (dax_attachment_slots(attachment, first, end, &slot) &&
+		    !READ_ONCE(attachment->is_detached))
+			dax_heap_flush_after(&pending, attachment->heap);
+	dax_heap_flush_after(&pending, NULL);
 	spin_unlock(&table->attachments_lock);
 }
 

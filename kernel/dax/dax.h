@@ -60,7 +60,7 @@ struct dax_device;
 #define DAX_MAX_ORDER	PG_LEVEL_1G
 
 struct dax_table {
-	struct kref		references;	/* descriptors, mounts, and work that is queued */
+	struct kref		references;	/* descriptors, mounts, attachments, work */
 	struct hlist_node	node;		/* in dax_tables */
 	struct address_space	*mapping;	/* of the file */
 	struct file		*file;		/* the module's own, for reading */

@@ -268,30 +268,6 @@ int dax_heap_ask(struct dax_heap *heap, struct dax_attachment *attachment)
 
 /* The descriptor. */
 
-/* Where the caller's structure is, and its size. */
-struct dax_answer {
-	unsigned long	to;
-	int		size;
-};
-
-static long dax_heap_answer(void *data, const struct vellum_dax_attach *attach)
-{
-	const struct dax_answer *answer = data;
-
-	return vellum_answer_sized(answer->to, answer->size, attach, sizeof(*attach));
-}
-
-static long dax_heap_ioctl_attach(struct dax_heap *heap, unsigned long argument)
-{
-	struct vellum_dax_attach attach = {};
-	struct dax_answer answer = { argument };
-
-	answer.size = vellum_copy_sized(&attach, sizeof(attach), sizeof(attach), argument);
-	if (answer.size < 0)
-		return answer.size;
-	return dax_attach(heap, &attach, dax_heap_answer, &answer);
-}
-
 static void dax_heap_count(struct dax_heap *heap, struct vellum_dax_heap_stat *stat)
 {
 	struct dax_region *region;
@@ -340,7 +316,7 @@ static long dax_heap_ioctl(struct file *file, unsigned int command, unsigned lon
 		return -ENXIO;
 	switch (vellum_sized_command(command)) {
 	case vellum_sized_command(VELLUM_DAX_ATTACH):
-		return dax_heap_ioctl_attach(heap, argument);
+		return dax_attach(heap, argument);
 	case VELLUM_DAX_DETACH:
 		return dax_detach(heap, argument);
 	case VELLUM_DAX_REAP:

@@ -9,10 +9,10 @@
  *
  * A heap is one VMA of a process, whose 2 MiB slots hold tables of level 1 of any files. Everything
  * above the slots belongs to the process. A thread attaches a part of a file by an atomic claim of
- * slots and by writing their entries: it takes neither the mmap lock nor makes a VMA ("DaxVM",
- * MICRO '22, section IV.B). When it detaches them, the entries change back at once. TLBs are
- * flushed for many detachments together; until then the slots are not used again, and the
- * attachment is a zombie (section IV.C).
+ * slots and by writing their entries. It makes no VMA, and takes the mmap lock only where a slot is
+ * used for the first time ("DaxVM", MICRO '22, section IV.B). When it detaches them, the entries
+ * change back at once. TLBs are flushed for many detachments together; until then the slots are not
+ * used again, and the attachment is a zombie (section IV.C).
  *
  * No VMA of a heap is among those of the files. So what the core does for an ordinary mapping when
  * a file loses blocks, the watch (watch.c) does for attachments: it takes them out and flushes,
@@ -165,7 +165,9 @@ bool dax_slot_take_out(struct dax_heap *heap, unsigned int slot);
  * the heap is closed, or the core walks the range.
  */
 bool dax_slot_serve(struct dax_heap *heap, unsigned int slot);
-/* Gives a served slot a leaf. The region's lock is held. */
+/*
+ * Gives a slot a leaf, if it is still served and may be filled. The region's lock is held.
+ */
 void dax_slot_put_leaf(struct dax_heap *heap, unsigned int slot, unsigned int page,
 		       pteval_t leaf);
 /* Takes out whatever slots in the range have, and flushes. Must not sleep. */
@@ -176,9 +178,8 @@ void dax_slots_free(struct dax_heap *heap);
 u64 dax_slots_wrong(struct dax_heap *heap, unsigned int slot, unsigned int count);
 
 /* attach.c */
-/* Attaches a part of a file, and calls the function with the answer. If that fails, detaches it. */
-long dax_attach(struct dax_heap *heap, struct vellum_dax_attach *attach,
-		long (*answer)(void *data, const struct vellum_dax_attach *attach), void *data);
+/* The ioctl, with its argument. */
+long dax_attach(struct dax_heap *heap, unsigned long argument);
 int dax_detach(struct dax_heap *heap, unsigned long address);
 /* Detaches everything; the VMA is ending. */
 void dax_detach_all(struct dax_heap *heap);

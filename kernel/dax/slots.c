@@ -172,14 +172,22 @@ void dax_slots_release(struct dax_heap *heap, unsigned int slot, unsigned int co
 	dax_region_release(dax_region_of(heap, slot), slot % DAX_REGION_SLOTS, count);
 }
 
+/*
+ * Whether slots may be filled: the VMA is there, and the core does not walk the range. The region's
+ * lock is held.
+ */
+static bool dax_heap_admits(const struct dax_heap *heap)
+{
+	return !READ_ONCE(heap->closed) && !atomic_read(&heap->invalidating);
+}
+
 bool dax_slot_put_in(struct dax_heap *heap, unsigned int slot, pteval_t *table)
 {
 	struct dax_region *region = dax_region_of(heap, slot);
 	unsigned int i = slot % DAX_REGION_SLOTS;
 
 	lockdep_assert_held(&region->lock);
-	if (READ_ONCE(heap->closed) || atomic_read(&heap->invalidating) ||
-	    test_bit(i, region->served))
+	if (!dax_heap_admits(heap) || test_bit(i, region->served))
 		return false;
 	if (!__test_and_set_bit(i, region->attached))
 		pt_slot_set(heap->mm, dax_slot_address(heap, slot), PG_LEVEL_4K,
@@ -236,7 +244,7 @@ bool dax_slot_serve(struct dax_heap *heap, unsigned int slot)
 	unsigned int i = slot % DAX_REGION_SLOTS;
 
 	lockdep_assert_held(&region->lock);
-	if (READ_ONCE(heap->closed) || atomic_read(&heap->invalidating))
+	if (!dax_heap_admits(heap))
 		return false;
 	if (test_bit(i, region->attached)) {
 		dax_slot_take_out(heap, slot);
@@ -256,6 +264,8 @@ void dax_slot_put_leaf(struct dax_heap *heap, unsigned int slot, unsigned int pa
 	pteval_t old;
 
 	lockdep_assert_held(&region->lock);
+	if (!dax_heap_admits(heap) || !dax_slot_is_served(heap, slot))
+		return;
 	spin_lock(lock);
 	old = READ_ONCE(own[page]);
 	/* What CPUs have noted of the same page stays. */

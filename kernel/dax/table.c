@@ -226,23 +226,11 @@ static void dax_table_discard(struct dax_table *table)
 	dax_table_destroy(&table->destruction);
 }
 
-/* Returns the mapping's table with a reference, or NULL. */
+/*
+ * Returns the mapping's table with a reference, or NULL. Without the mutex it may miss a table that
+ * is being added, and does not find one that is losing its last reference.
+ */
 static struct dax_table *dax_table_find(const struct address_space *mapping)
-{
-	struct dax_table *table;
-
-	lockdep_assert_held(&dax_tables_lock);
-	hash_for_each_possible(dax_tables, table, node, (unsigned long)mapping) {
-		if (table->mapping == mapping) {
-			kref_get(&table->references);
-			return table;
-		}
-	}
-	return NULL;
-}
-
-/* The same without the mutex: a table that is losing its last reference is not found. */
-static struct dax_table *dax_table_find_fast(const struct address_space *mapping)
 {
 	struct dax_table *table, *found = NULL;
 
@@ -262,14 +250,8 @@ static struct dax_table *dax_table_find_fast(const struct address_space *mapping
 struct dax_table *dax_table_open(struct file *file)
 {
 	struct address_space *mapping = file_inode(file)->i_mapping;
-	struct dax_table *table = dax_table_find_fast(mapping), *made;
+	struct dax_table *table = dax_table_find(mapping), *made;
 
-	if (table)
-		return table;
-	if (mutex_lock_killable(&dax_tables_lock))
-		return ERR_PTR(-EINTR);
-	table = dax_table_find(mapping);
-	mutex_unlock(&dax_tables_lock);
 	if (table)
 		return table;
 	made = dax_table_make(file);

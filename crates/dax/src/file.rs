@@ -140,7 +140,7 @@ impl DaxFile {
     /// # Errors
     /// What the system said.
     pub fn length(&self) -> Result<u64> {
-        mapping::length_of(&self.file)
+        mapping::length_of(self.file.as_fd())
     }
 
     /// Maps all of the file, and room for as much again, so that the mapping shows what is

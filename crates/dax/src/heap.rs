@@ -9,12 +9,13 @@ use std::ptr::NonNull;
 use std::slice;
 
 use rustix::io::Errno;
+use rustix::mm::MapFlags;
 use vellum_uapi::dax::{MAX_BATCH, MAX_EXTENT, READ_UNIT};
 
 use crate::PAGE_SIZE;
 use crate::backend::{self, Backend, BackendChoice};
 use crate::error::{Error, Result};
-use crate::mapping::Access;
+use crate::mapping::{Access, length_of};
 use crate::sys;
 
 const DOING: &str = "mapping a file for a short time";
@@ -24,9 +25,11 @@ const DOING: &str = "mapping a file for a short time";
 pub struct HeapOptions {
     /// The rights of all of its mappings.
     pub access: Access,
-    /// Bytes of address space; rounded up to a GiB. Each mapping takes a multiple of 2 MiB.
+    /// Bytes of address space: rounded up to a GiB, and 512 GiB at most. Each mapping takes a
+    /// multiple of 2 MiB.
     pub capacity: u64,
-    /// How files are mapped.
+    /// Whether the module's heap is used. If it is, a file that it cannot map is still mapped by
+    /// `mmap`: [`Ephemeral::backend`] says so.
     pub backend: BackendChoice,
     /// Unmappings whose TLB flushes are made together, 1 to 512; `None` for 33, as in the paper
     /// (section IV.C).
@@ -59,7 +62,7 @@ pub struct HeapStat {
 /// `munmap` for each ("DaxVM", sections IV.B and IV.C). Threads share it.
 ///
 /// Where a file cannot be mapped so (no module, other storage, longer than a GiB, no room left) the
-/// same calls use `mmap`.
+/// same calls use `mmap`. So does a forked child, which does not have the heap.
 #[derive(Debug)]
 pub struct Heap {
     /// The module's heap, mapped; or why there is none.
@@ -84,7 +87,7 @@ impl Slots {
         let writes = options.access == Access::ReadWrite;
         let descriptor = backend::open_heap(writes, options.batch.unwrap_or(0))?;
         let bytes = options.capacity.clamp(1, MAX_EXTENT).next_multiple_of(READ_UNIT) as usize;
-        let base = sys::map(descriptor.as_fd(), bytes, writes, rustix::mm::MapFlags::SHARED);
+        let base = sys::map(descriptor.as_fd(), 0, bytes, writes, MapFlags::SHARED);
         let base = base.map_err(|errno| format!("its addresses cannot be mapped: {errno}"))?;
         let base = NonNull::new(base).ok_or("its addresses begin at 0")?;
         Ok(Self { descriptor, base, bytes })
@@ -152,8 +155,7 @@ impl Heap {
             return Ok(attached);
         }
         // An empty file has nothing to map. Or there is no heap, or no room in it.
-        let length = sys::length(file).map_err(|errno| Error::of(DOING, errno))?;
-        self.map_range_by(table, file, 0, length)
+        self.map_range_by(table, file, 0, length_of(file)?)
     }
 
     /// Maps a range of a file, which may end after it: an access there is SIGBUS.
@@ -208,7 +210,8 @@ impl Heap {
     ) -> Result<Ephemeral<'_>, Errno> {
         let inside = (offset % PAGE_SIZE) as usize;
         let writes = self.access == Access::ReadWrite;
-        let start = sys::map_range(file, offset - inside as u64, inside + length, writes)?;
+        let (from, bytes) = (offset - inside as u64, inside + length);
+        let start = sys::map(file, from, bytes, writes, MapFlags::SHARED)?;
         let base = NonNull::new(start.wrapping_add(inside)).ok_or(Errno::NOMEM)?;
         Ok(self.of(base, length, Held::Mapped { inside }))
     }
@@ -218,7 +221,7 @@ impl Heap {
     }
 
     /// Flushes at once for what was unmapped, so that its files count as closed. Without this that
-    /// happens by itself, after 33 unmappings, and after 50 ms.
+    /// happens by itself, after a batch of unmappings, or after 50 ms.
     ///
     /// # Errors
     /// What the system said.
@@ -323,9 +326,7 @@ impl Ephemeral<'_> {
         if self.length == 0 {
             return Ok(());
         }
-        let inside = self.base.as_ptr().addr() % PAGE_SIZE as usize;
-        let pages = (inside + self.length).next_multiple_of(PAGE_SIZE as usize);
-        sys::sync_pages(self.base.as_ptr().wrapping_sub(inside), pages)
+        sys::sync_range(self.base.as_ptr(), self.length)
             .map_err(|errno| Error::of("making bytes of a mapping durable", errno))
     }
 

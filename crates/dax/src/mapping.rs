@@ -15,7 +15,6 @@ use rustix::io::Errno;
 use rustix::mm::MapFlags;
 use rustix::process::Pid;
 
-use crate::PAGE_SIZE;
 use crate::error::{Error, Result};
 use crate::persist::{self, Flush};
 use crate::sys;
@@ -63,7 +62,7 @@ impl Mapping {
         flushed: bool,
     ) -> Result<Self, Errno> {
         let target = table.unwrap_or(file.as_fd());
-        let map = |flags| sys::map(target, bytes, access == Access::ReadWrite, flags);
+        let map = |flags| sys::map(target, 0, bytes, access == Access::ReadWrite, flags);
         let synchronous = match flushed {
             true => map(MapFlags::SHARED_VALIDATE | MapFlags::SYNC),
             false => Err(Errno::OPNOTSUPP),
@@ -93,7 +92,7 @@ impl Mapping {
     /// # Errors
     /// What the system said.
     pub fn length(&self) -> Result<u64> {
-        Ok(length_of(&self.file)?.min(self.capacity()))
+        Ok(length_of(self.file.as_fd())?.min(self.capacity()))
     }
 
     /// Bytes that it can show: of address space.
@@ -159,9 +158,7 @@ impl Mapping {
             unsafe { persist::flush(start, bytes) };
             return Ok(());
         }
-        let inside = (offset % PAGE_SIZE) as usize;
-        let pages = (inside + bytes).next_multiple_of(PAGE_SIZE as usize);
-        sys::sync_pages(start.wrapping_sub(inside), pages)
+        sys::sync_range(start, bytes)
             .map_err(|errno| Error::of("making bytes of a mapping durable", errno))
     }
 
@@ -202,9 +199,8 @@ impl Mapping {
 }
 
 /// Bytes of a file.
-pub(crate) fn length_of(file: &File) -> Result<u64> {
-    let data = file.metadata();
-    Ok(data.map_err(|error| Error::of_io("asking for the file's length", &error))?.len())
+pub(crate) fn length_of(file: BorrowedFd<'_>) -> Result<u64> {
+    sys::length(file).map_err(|errno| Error::of("asking for the file's length", errno))
 }
 
 impl Drop for Mapping {

@@ -9,6 +9,8 @@ use rustix::ioctl::{self, NoArg, Opcode, Updater};
 use rustix::mm::{self, MapFlags, ProtFlags};
 use vellum_uapi::dax::{self, Attach, HEAP_WRITES, Heap, HeapStat, Open, Query, Stat};
 
+use crate::PAGE_SIZE;
+
 /// What the device can do. Fails on other files than the module's device: the number of the command
 /// is its own.
 pub(crate) fn query(device: BorrowedFd<'_>) -> Result<Query> {
@@ -112,29 +114,17 @@ pub(crate) fn stat(table: BorrowedFd<'_>) -> Result<Stat> {
     Ok(stat)
 }
 
-/// Maps `bytes` of a file from its beginning, where the kernel chooses.
+/// Maps `bytes` of a file from an offset, where the kernel chooses.
 pub(crate) fn map(
     file: BorrowedFd<'_>,
+    offset: u64,
     bytes: usize,
     writes: bool,
     flags: MapFlags,
 ) -> Result<*mut u8> {
     let rights = if writes { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
     // SAFETY: without an address the kernel takes addresses that no mapping uses.
-    let base = unsafe { mm::mmap(ptr::null_mut(), bytes, rights, flags, file, 0)? };
-    Ok(base.cast())
-}
-
-/// Maps `bytes` of a file from an offset, shared, where the kernel chooses.
-pub(crate) fn map_range(
-    file: BorrowedFd<'_>,
-    offset: u64,
-    bytes: usize,
-    writes: bool,
-) -> Result<*mut u8> {
-    let rights = if writes { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-    // SAFETY: without an address the kernel takes addresses that no mapping uses.
-    let base = unsafe { mm::mmap(ptr::null_mut(), bytes, rights, MapFlags::SHARED, file, offset)? };
+    let base = unsafe { mm::mmap(ptr::null_mut(), bytes, rights, flags, file, offset)? };
     Ok(base.cast())
 }
 
@@ -147,10 +137,12 @@ pub(crate) unsafe fn unmap(address: *mut u8, bytes: usize) -> Result<()> {
     unsafe { mm::munmap(address.cast(), bytes) }
 }
 
-/// `msync(2)` of whole pages.
-pub(crate) fn sync_pages(address: *mut u8, bytes: usize) -> Result<()> {
+/// `msync(2)` of the pages that a range touches.
+pub(crate) fn sync_range(address: *mut u8, bytes: usize) -> Result<()> {
+    let inside = address.addr() % PAGE_SIZE as usize;
+    let pages = (inside + bytes).next_multiple_of(PAGE_SIZE as usize);
     // SAFETY: the call changes no memory.
-    unsafe { mm::msync(address.cast(), bytes, mm::MsyncFlags::SYNC) }
+    unsafe { mm::msync(address.wrapping_sub(inside).cast(), pages, mm::MsyncFlags::SYNC) }
 }
 
 /// The error of the last call that failed.

@@ -119,11 +119,11 @@ pub struct HeapStat {
     pub batch: u32,
     /// Of 1 GiB, used so far.
     pub regions: u64,
-    /// Units that are attached, or wait for a flush.
+    /// Slots that are attached, or wait for a flush.
     pub taken: u64,
-    /// Units in which a file's table is now.
+    /// Slots in which a file's table is now.
     pub attached: u64,
-    /// Units that the file system serves.
+    /// Slots that the file system serves.
     pub served: u64,
     /// Detachments that wait for a flush.
     pub zombies: u64,

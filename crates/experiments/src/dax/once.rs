@@ -28,8 +28,8 @@ const SIZES: [usize; 5] = [4 << 10, 32 << 10, 128 << 10, 1 << 20, 4 << 20];
 /// Mappings of an open file in a row.
 const TIMES_ALONE: usize = 50;
 
-/// Files of each size, in two folders: one whose tables exist all the time, and one whose tables
-/// live as long as an attachment.
+/// Two sets of files: tables of the one exist all the time, those of the other as long as an
+/// attachment does.
 struct Files {
     size: usize,
     kept: Vec<PathBuf>,
@@ -163,38 +163,31 @@ fn rate(way: Way<'_>, paths: &[PathBuf], size: usize, threads: usize) -> Result<
 
 fn once(way: Way<'_>, paths: &[PathBuf], size: usize) -> Result<()> {
     let mut buffer = vec![0; size];
-    let mut sum = 0;
-    if let Way::MapAlone(heap) = way {
-        return map_alone(heap, paths);
-    }
+    let mut seen = 0;
     for path in paths {
         let mut file = File::open(path)?;
-        match way {
+        seen |= match way {
             Way::Read => {
                 file.read_exact(&mut buffer)?;
-                sum += sum_of(&buffer);
+                sum_of(&buffer)
             }
-            Way::Populated => sum += sum_of(FileMapping::new(&file)?.bytes()),
+            Way::Populated => sum_of(FileMapping::new(&file)?.bytes()),
             Way::Heap(heap) => {
                 let mapped = heap.map(&file)?;
                 // SAFETY: nothing changes the file while the experiment runs.
                 #[allow(unsafe_code)]
                 let bytes = unsafe { mapped.bytes() };
-                sum += sum_of(bytes);
+                sum_of(bytes)
             }
-            Way::MapAlone(_) => {}
-        }
+            // As often as makes the opening of the file cheap.
+            Way::MapAlone(heap) => {
+                let map = |_| heap.map_range(&file, 0, size as u64).map(drop);
+                (0..TIMES_ALONE).try_for_each(map)?;
+                1
+            }
+        };
     }
-    ensure!(paths.is_empty() || sum != 0, "the bytes are not those of the files");
-    Ok(())
-}
-
-/// Maps each file as often as makes the opening of it cheap.
-fn map_alone(heap: &Heap, paths: &[PathBuf]) -> Result<()> {
-    for path in paths {
-        let (file, length) = (File::open(path)?, fs::metadata(path)?.len());
-        (0..TIMES_ALONE).try_for_each(|_| heap.map_range(&file, 0, length).map(drop))?;
-    }
+    ensure!(paths.is_empty() || seen != 0, "the bytes are not those of the files");
     Ok(())
 }
 

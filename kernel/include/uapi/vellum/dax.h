@@ -60,8 +60,8 @@ struct vellum_dax_query {
 
 /*
  * Opens the table of a file, and makes it if no process has it open. Returns a descriptor with the
- * file descriptor's rights to read and write. The table lives as long as a descriptor or a mapping
- * of it.
+ * file descriptor's rights to read and write. The table lives as long as a descriptor, a mapping or
+ * an attachment of it.
  *
  * Errors: EBADF there is no such descriptor, or it is not for reading; EOPNOTSUPP the file is no
  * regular file on a file system that was mounted for DAX, with blocks of 4 KiB; EACCES the file is
@@ -112,24 +112,33 @@ struct vellum_dax_stat {
  * Ephemeral mappings. A heap is one mapping of a process, made once, in which any thread maps parts
  * of files by an ioctl, without the locks and the bookkeeping of mmap:
  *
- *	heap = ioctl(device, VELLUM_DAX_HEAP, &(struct vellum_dax_heap){ .size = 16 });
- *	mmap(NULL, 64 << 30, PROT_READ, MAP_SHARED, heap, 0);
+ *	struct vellum_dax_heap open = { .size = sizeof(open) };
+ *	struct vellum_dax_attach attach = { .size = sizeof(attach) };
+ *
+ *	heap = ioctl(device, VELLUM_DAX_HEAP, &open);
+ *	mmap(NULL, 64ULL << 30, PROT_READ, MAP_SHARED, heap, 0);
  *	attach.file = open("/mnt/pmem/page.html", O_RDONLY | O_CLOEXEC);
  *	ioctl(heap, VELLUM_DAX_ATTACH, &attach);
- *	send(socket, attach.address, ...);
+ *	send(socket, (void *)attach.address, attach.length, 0);
  *	ioctl(heap, VELLUM_DAX_DETACH, attach.address);
  *
- * A heap is as long as a multiple of 1 GiB, up to the longest mapping; MAP_SHARED; for reading, or
- * for reading and writing, as it was opened. Each process makes its own, and maps it once. What is
- * attached shows the file as a mapping of a table does, and what a program may notice of those
- * holds here, too. Nothing but ATTACH and DETACH changes what is in a heap: munmap, mprotect and
- * mremap of a part, and mprotect of all, are EINVAL. A heap that was unmapped, that mremap was
- * tried on, or whose process has forked after MADV_DOFORK has ended: its memory is SIGBUS, and
- * ATTACH is ENXIO. An access to what is not attached is SIGSEGV, and so is any in a child.
+ * Each process makes its own heap, and maps it once. The mapping is MAP_SHARED, and a multiple of
+ * 1 GiB, up to the longest mapping; it is for reading, or for reading and writing, as the heap was
+ * opened. The kernel chooses an address that is aligned. The heap lives as long as its descriptor
+ * or its mapping.
  *
- * After DETACH the program does not access the memory, but a CPU may, until TLBs are flushed for
- * many detachments together. Until then the addresses are not used again, and the file counts as
- * open. That takes 50 ms at most.
+ * Nothing but ATTACH and DETACH changes what is in a heap: munmap, mprotect and mremap of a part,
+ * and mprotect of all, are EINVAL. A heap ends when all of it is unmapped, when mremap tries to
+ * move it, and when its process forks after MADV_DOFORK. Then ATTACH is ENXIO, and an access is
+ * SIGBUS, if the mapping is still there. A child has nothing of a heap: an access is SIGSEGV there.
+ *
+ * What is attached shows the file as it is, also what is appended within the attachment. An access
+ * beyond the file's end is SIGBUS, and one to what is not attached is SIGSEGV. What the list above
+ * says of code, of direct I/O and virtual machines, and of frozen file systems holds here, too.
+ *
+ * The program does not access the memory after DETACH, but a CPU may have it cached, until TLBs are
+ * flushed for many detachments together. Until then the addresses are not used again, and the file
+ * counts as open. That takes 50 ms at most.
  *
  * msync of a range, and fsync of the heap, make durable what was stored there.
  */
@@ -145,14 +154,16 @@ struct vellum_dax_heap {
 #define VELLUM_DAX_MAX_BATCH		512
 
 /*
- * Attaches a part of a file to a heap. It takes whole units of 2 MiB, one after another in the
- * heap, for those of the file that the part touches.
+ * Attaches a part of a file to a heap. A heap has slots of 2 MiB. An attachment takes a slot for
+ * each unit of 2 MiB of the file that the part touches: in a row, and within one GiB of the heap.
+ * The descriptor may be closed afterwards. If it is a table's, its flags hold for the attachment:
+ * DURABLE, and NOSYNC, with which msync and fsync of the heap do nothing for it.
  *
  * Errors: ENXIO the heap is not mapped in this process, or has ended; EBADF; EOPNOTSUPP as for
  * OPEN; EACCES the heap is for writing, and the descriptor is not, or the file is only appended to;
- * EINVAL no length, and the file has no byte at the offset, or an end beyond the longest mapping;
- * EFBIG the part touches more than 512 units; ENOSPC so many units in a row are not free; EINTR;
- * ENOMEM; errors of the file system.
+ * ETXTBSY the same, and the file is swapped to; EINVAL no length, and the file has no byte at the
+ * offset, or an end beyond the longest mapping; EFBIG the part touches more than 512 units; ENOSPC
+ * so many slots in a row are not free; EINTR; ENOMEM; errors of the file system.
  */
 struct vellum_dax_attach {
 	__u32 size;		/* of this structure */
@@ -163,7 +174,8 @@ struct vellum_dax_attach {
 };
 
 /*
- * DETACH takes an address as its argument, and ends the attachment there.
+ * DETACH takes an address as its argument, and ends the attachment that has this address in one of
+ * its slots.
  *
  * Errors: EINVAL nothing is attached there; ENXIO as for ATTACH.
  *
@@ -175,9 +187,9 @@ struct vellum_dax_heap_stat {
 	__u32 size;		/* of this structure */
 	__u32 batch;
 	__u64 regions;		/* of 1 GiB that were used so far */
-	__u64 taken;		/* units that are attached, or wait for a flush */
-	__u64 attached;		/* units in which a file's table is now */
-	__u64 served;		/* units that the file system serves, page by page */
+	__u64 taken;		/* slots that are attached, or wait for a flush */
+	__u64 attached;		/* slots in which a file's table is now */
+	__u64 served;		/* slots that the file system serves, page by page */
 	__u64 zombies;		/* detachments that wait for a flush */
 	__u64 attaches;		/* since the beginning, and so are the rest */
 	__u64 detaches;
