@@ -45,7 +45,7 @@ use gate::Gate;
 use key::Key;
 use schedules::{check, check_with};
 use sync::{AtomicBool, Ordering, RwLock, read, write};
-use versions::{Old, OldValue, ReadSet, Replaced, Seen, Validation, Versions};
+use versions::{Old, OldEntry, OldValue, ReadSet, Replaced, Seen, Validation, Versions};
 
 use Read::{All, One};
 
@@ -76,8 +76,9 @@ fn key(entry: usize) -> Key {
     Key::from(&[b'a' + entry as u8][..])
 }
 
-fn old(writers: &[Writer]) -> Old {
-    writers.last().map(|writer| OldValue::Inline(writer.to_le_bytes()[..].into()))
+fn old_entry(entry: usize, writers: &[Writer]) -> OldEntry {
+    let old = writers.last().map(|writer| OldValue::Inline(writer.to_le_bytes()[..].into()));
+    OldEntry { tree: TREE, key: key(entry), old }
 }
 
 fn writer_of(old: &Old) -> Writer {
@@ -183,13 +184,10 @@ impl Scene {
             if is_alone {
                 return Ok(());
             }
-            let replaced = leaves.iter().map(|(entry, writers)| Replaced {
-                tree: TREE,
-                key: key(*entry),
-                old: old(writers),
-            });
-            let replaced = replaced.collect();
-            self.versions.keep_unless_conflicting(validation, replaced, |_| {}, &mut Vec::new())
+            let entries = leaves.iter().map(|(entry, writers)| old_entry(*entry, writers));
+            let entries: Vec<_> = entries.collect();
+            let replaced: Vec<_> = entries.iter().map(OldEntry::replaced).collect();
+            self.versions.keep_unless_conflicting(validation, &replaced, |_| {}, &mut Vec::new())
         });
         if committed.is_ok() {
             leaves.iter_mut().for_each(|(_, writers)| writers.push(id));
@@ -211,8 +209,8 @@ impl Scene {
             .expect_change(TREE, &key(entry))
             .is_some_and(|entry| !self.versions.has_nothing_to_keep(entry));
         if keeps {
-            let replaced = Replaced { tree: TREE, key: key(entry), old: old(&writers) };
-            self.versions.keep(vec![replaced], |_| {}, &mut Vec::new());
+            let replaced = old_entry(entry, &writers);
+            self.versions.keep(&[replaced.replaced()], |_| {}, &mut Vec::new());
         }
         writers.push(id);
         drop((writers, permit));
@@ -454,8 +452,8 @@ fn check_load(before: &'static [Writer], changes: Body, expected: Writer) {
         before.iter().for_each(|id| scene.put(*id, 0));
         let view = scene.begin_view();
         // A change of another tree, so that the view looks for old values.
-        let other = Replaced { tree: TREE + 1, key: key(0), old: None };
-        scene.versions.keep(vec![other], |_| {}, &mut vec![]);
+        let other = Replaced { tree: TREE + 1, key: &key(0), old: None };
+        scene.versions.keep(&[other], |_| {}, &mut vec![]);
         let changing = scene.clone();
         let thread = thread::spawn(move || changes(&changing));
         assert_eq!(scene.read_one(view, 0), expected);

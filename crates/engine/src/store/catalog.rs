@@ -105,7 +105,7 @@ impl StoreCore {
         let writes = writes.map(|(name, value)| (Key::from(name.as_bytes()), value));
         let writes =
             writes.iter().map(|(key, value)| Write { access: catalog, key, value: *value });
-        commit(&self.pages, &change, None, writes)?;
+        commit(&self.pages, &change, None, (writes.len(), writes))?;
         let open = trees.get(old);
         trees.remove(old);
         if let Some(tree) = open {

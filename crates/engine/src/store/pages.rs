@@ -303,7 +303,7 @@ impl PageStore {
 
     /// Keeps the old values of entries for the views that see them. The caller has begun a change,
     /// and holds the locks of the leaves.
-    pub(crate) fn keep_versions(&self, replaced: Vec<Replaced>) {
+    pub(crate) fn keep_versions(&self, replaced: &[Replaced<'_>]) {
         let mut unpinned = Vec::new();
         let pin = |blob: BlobRef| self.unlinked.pin(blob.page.id);
         self.versions.keep(replaced, pin, &mut unpinned);
@@ -317,7 +317,7 @@ impl PageStore {
     pub(crate) fn keep_versions_unless_conflicting(
         &self,
         validation: Validation<'_>,
-        replaced: Vec<Replaced>,
+        replaced: &[Replaced<'_>],
     ) -> std::result::Result<(), Conflicting> {
         let mut unpinned = Vec::new();
         let pin = |blob: BlobRef| self.unlinked.pin(blob.page.id);

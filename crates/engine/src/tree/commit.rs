@@ -118,9 +118,9 @@ impl Drop for NewBlobs<'_, '_> {
     }
 }
 
-/// Makes all changes, or none. They are sorted by the numbers of their trees, and by their keys. If
-/// a validation is given, makes them only if what it names is unchanged. Returns the number of the
-/// log's record; 0 without a log.
+/// Makes all of `count` changes, or none. They are sorted by the numbers of their trees, and by
+/// their keys. If a validation is given, makes them only if what it names is unchanged. Returns the
+/// number of the log's record; 0 without a log.
 ///
 /// # Errors
 /// [`Error::Conflict`], and all that a change can meet. Then nothing has changed.
@@ -128,10 +128,10 @@ pub(crate) fn commit<'w>(
     pages: &'w PageStore,
     change: &Change<'_>,
     validation: Option<Validation<'_>>,
-    writes: impl IntoIterator<Item = Write<'w>>,
+    (count, writes): (usize, impl IntoIterator<Item = Write<'w>>),
 ) -> Result<u64> {
     let mut new_blobs = NewBlobs { change, blobs: Vec::new() };
-    let mut leaf_writes = Vec::new();
+    let mut leaf_writes = Vec::with_capacity(count);
     for Write { access, key, value } in writes {
         let new = match value {
             None => New::Removed,
@@ -351,7 +351,8 @@ fn apply<'w>(
         Some(validation) => pages.versions.validate_alone(validation).map_err(conflict)?,
         None => !pages.versions.are_kept(),
     };
-    let (mut replaced, mut old_blobs) = (Vec::new(), Vec::new());
+    let mut replaced = Vec::with_capacity(if is_alone { 0 } else { writes.len() });
+    let mut old_blobs = Vec::new();
     for leaf in &leaves {
         let held = LeafBytes::from(&leaf.guard);
         for number in leaf.writes.clone() {
@@ -362,7 +363,7 @@ fn apply<'w>(
             }
             old_blobs.extend(old.and_then(|old| Some((write.access, old.blob()?))));
             if !is_alone {
-                let (tree, key) = (write.access.tree.id, write.key.clone());
+                let (tree, key) = (write.access.tree.id, &**write.key);
                 replaced.push(Replaced { tree, key, old: old.map(Into::into) });
             }
         }
@@ -374,9 +375,9 @@ fn apply<'w>(
     match validation {
         _ if is_alone => {}
         Some(validation) => {
-            pages.keep_versions_unless_conflicting(validation, replaced).map_err(conflict)?;
+            pages.keep_versions_unless_conflicting(validation, &replaced).map_err(conflict)?;
         }
-        None => pages.keep_versions(replaced),
+        None => pages.keep_versions(&replaced),
     }
 
     let Some(first) = writes.first() else { return Ok((0, old_blobs, Vec::new())) };

@@ -19,7 +19,7 @@ use crate::page::blob::BlobRef;
 use crate::page::runs::PageRuns;
 use crate::page::{self, PageKind};
 use crate::store::pages::{Change, RANGES_MAX, record_ranges};
-use crate::versions::{Replaced, size_of};
+use crate::versions::{OldEntry, ValueRef, size_of};
 
 /// The most bytes of a range in a record.
 const RANGE_BYTES: usize = 16;
@@ -106,7 +106,7 @@ impl<'a> Access<'a> {
     ///
     /// # Errors
     /// [`Error::VersionsFull`], damage, a failed read.
-    fn all_entries(self) -> Result<Vec<Replaced>> {
+    fn all_entries(self) -> Result<Vec<OldEntry>> {
         let (mut replaced, mut bytes) = (Vec::new(), 0);
         let mut cursor = Cursor::new(self);
         while let Some((page, leaf)) = cursor.next_leaf()? {
@@ -114,9 +114,9 @@ impl<'a> Access<'a> {
             let (node, leaf) = (Node::new(leaf), LeafBytes { page, bytes: leaf });
             for index in 0..node.count().map_err(torn)? {
                 let key = Key::from(&node.key(index).map_err(torn)?[..]);
-                let old = Some(leaf.value(index)?.into());
+                let old = Some(ValueRef::from(leaf.value(index)?).to_old());
                 bytes += size_of(&key, &old);
-                replaced.push(Replaced { tree: self.tree.id, key, old });
+                replaced.push(OldEntry { tree: self.tree.id, key, old });
             }
             self.pages.check_versions(bytes)?;
         }

@@ -21,7 +21,7 @@ use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
 use crate::planted::{StoreBug, is_planted};
 use crate::redo::record::{RecordWriter, push_edit};
 use crate::store::pages::Change;
-use crate::versions::{EntryHash, OldValue, Replaced};
+use crate::versions::{EntryHash, OldEntry, ValueRef};
 
 /// Most groups change at most so many pages: a node, its new sibling and their parent. The commit
 /// of a transaction may change more.
@@ -38,7 +38,7 @@ pub(crate) struct Group<'c, 'a> {
     /// The pages that have changed, each once.
     changed: SmallVec<[ChangedPage; PAGES_INLINE]>,
     /// The old values of the entries that have changed, if there are views that may see them.
-    replaced: Option<Vec<Replaced>>,
+    replaced: Option<Vec<OldEntry>>,
     /// New pages to which the tree refers after the group: nodes, and values in one page.
     taken: Vec<PageRef>,
     /// Pages to which nothing refers after the group, and that the caller frees: values in one page
@@ -208,12 +208,13 @@ impl<'a> Group<'_, 'a> {
         // The thread has found the entries before, so it can read them.
         let mut replace = |index: usize| {
             if let (Ok(key), Ok(value)) = (Node::new(leaf.bytes).key(index), leaf.value(index)) {
-                replaced.push(Replaced { tree, key: key[..].into(), old: Some(value.into()) });
+                let old = Some(ValueRef::from(value).to_old());
+                replaced.push(OldEntry { tree, key: key[..].into(), old });
             }
         };
         match edit {
             Edit::Insert { key, .. } => {
-                replaced.push(Replaced { tree, key: key.into(), old: None });
+                replaced.push(OldEntry { tree, key: key.into(), old: None });
             }
             Edit::Replace { index, .. } | Edit::Remove { index } => replace(index),
             Edit::RemoveAll { indexes } => indexes.iter().for_each(|index| replace(*index)),
@@ -221,7 +222,7 @@ impl<'a> Group<'_, 'a> {
     }
 
     /// The group removes these entries, by other means than an edit.
-    pub(crate) fn replace(&mut self, entries: Vec<Replaced>) {
+    pub(crate) fn replace(&mut self, entries: Vec<OldEntry>) {
         if let Some(replaced) = &mut self.replaced {
             replaced.extend(entries);
         }
@@ -339,7 +340,8 @@ impl<'a> Group<'_, 'a> {
     #[inline]
     pub(crate) fn end(mut self, pages: &mut [&mut ExclusiveGuard<'a>]) -> Result<u64> {
         if let Some(replaced) = self.replaced.take_if(|replaced| !replaced.is_empty()) {
-            self.access.pages.keep_versions(replaced);
+            let replaced: SmallVec<[_; 1]> = replaced.iter().map(OldEntry::replaced).collect();
+            self.access.pages.keep_versions(&replaced);
         }
         let mut lsn = 0;
         if self.access.pages.redo_log.is_some() && !self.changed.is_empty() {
@@ -412,11 +414,11 @@ impl Drop for Group<'_, '_> {
     }
 }
 
-impl From<LeafValue<'_>> for OldValue {
-    fn from(value: LeafValue<'_>) -> OldValue {
+impl<'l> From<LeafValue<'l>> for ValueRef<'l> {
+    fn from(value: LeafValue<'l>) -> ValueRef<'l> {
         match value {
-            LeafValue::Inline(value) => OldValue::Inline(value.into()),
-            LeafValue::Blob(blob) => OldValue::Blob(blob),
+            LeafValue::Inline(value) => ValueRef::Bytes(value),
+            LeafValue::Blob(blob) => ValueRef::Blob(blob),
         }
     }
 }

@@ -650,6 +650,7 @@ impl Transaction {
                 .iter()
                 .flat_map(|(tree, changes)| changes.entries.keys().map(move |key| (*tree, key))),
         );
+        let count = self.changes.values().map(|changes| changes.entries.len()).sum();
         let (mut record, mut attempts) = (0, 0);
         let lsn = loop {
             let writes = self.changes.values().flat_map(|TreeChanges { tree, entries }| {
@@ -660,7 +661,7 @@ impl Transaction {
                 })
             });
             let change = pages.change_for(record)?;
-            match commit(pages, &change, Some(self.view.validation(&reads)), writes) {
+            match commit(pages, &change, Some(self.view.validation(&reads)), (count, writes)) {
                 // Between two changes a checkpoint can make room in the log. Leaves that this
                 // attempt has split need no room in the next one.
                 Err(Error::Log(LogError::Full { .. }))

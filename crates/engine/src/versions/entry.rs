@@ -10,8 +10,9 @@ use crate::page::blob::BlobRef;
 /// time.
 pub(crate) type Time = u64;
 
-/// What a chain and its key take in memory beside the bytes of keys and values.
-const CHAIN_BYTES: u64 = 160;
+/// What an old value takes in memory beside the bytes of its key and of itself: its chain, and the
+/// places in lists and maps. It was measured.
+const CHAIN_BYTES: u64 = 300;
 
 /// The value of an entry that was changed, or `None` if there was no entry.
 pub(crate) type Old = Option<OldValue>;
@@ -25,11 +26,48 @@ pub(crate) enum OldValue {
 }
 
 /// An entry that a change is about to change.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Replaced<'e> {
+    pub tree: u32,
+    pub key: &'e [u8],
+    /// `None` if there is no entry.
+    pub old: Option<ValueRef<'e>>,
+}
+
+/// A value that a change is about to replace. It is copied only if a view sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ValueRef<'e> {
+    Bytes(&'e [u8]),
+    Shared(&'e Arc<[u8]>),
+    Blob(BlobRef),
+}
+
+impl ValueRef<'_> {
+    pub(crate) fn to_old(self) -> OldValue {
+        match self {
+            ValueRef::Bytes(bytes) => OldValue::Inline(bytes.into()),
+            ValueRef::Shared(bytes) => OldValue::Inline(bytes.clone()),
+            ValueRef::Blob(blob) => OldValue::Blob(blob),
+        }
+    }
+}
+
+/// An entry as it was before a change.
 #[derive(Debug)]
-pub(crate) struct Replaced {
+pub(crate) struct OldEntry {
     pub tree: u32,
     pub key: Key,
     pub old: Old,
+}
+
+impl OldEntry {
+    pub(crate) fn replaced(&self) -> Replaced<'_> {
+        let old = self.old.as_ref().map(|old| match old {
+            OldValue::Inline(bytes) => ValueRef::Shared(bytes),
+            OldValue::Blob(blob) => ValueRef::Blob(*blob),
+        });
+        Replaced { tree: self.tree, key: &self.key, old }
+    }
 }
 
 /// The keyed hash of a tree's number and a key: 128 bits.
@@ -47,7 +85,13 @@ impl EntryHash {
         (self.0[0] % count) as usize
     }
 
-    /// The same, by other bits.
+    /// One of `count` lists, a power of two, by bits that [`place`](Self::place) and
+    /// [`other_place`](Self::other_place) do not use.
+    pub(crate) fn list(self, count: usize) -> usize {
+        self.0[1] as usize & (count - 1)
+    }
+
+    /// The same as [`place`](Self::place), by other bits.
     pub(crate) fn other_place(self, count: usize) -> usize {
         (self.0[0] >> 32) as usize % count
     }

@@ -40,6 +40,7 @@ mod chains;
 pub(crate) mod changed;
 pub(crate) mod entry;
 pub(crate) mod noted;
+mod part;
 mod reads;
 mod turns;
 mod views;
@@ -58,7 +59,9 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering, RwLock, fence, read, write};
 use crate::versions::chains::Chains;
 use crate::versions::changed::ChangeTimes;
 use crate::versions::entry::EntryHasher;
-pub(crate) use crate::versions::entry::{EntryHash, Old, OldValue, Replaced, Time, size_of};
+pub(crate) use crate::versions::entry::{
+    EntryHash, Old, OldEntry, OldValue, Replaced, Time, ValueRef, size_of,
+};
 use crate::versions::noted::NotedEntries;
 pub(crate) use crate::versions::reads::{KeyBounds, ReadSet};
 use crate::versions::turns::Turns;
@@ -82,7 +85,7 @@ const LOOKED_AT: usize = 16;
 /// of the change before.
 #[derive(Debug, Default)]
 struct OwnChanges<'e> {
-    entries: &'e [EntryHash],
+    entries: &'e [Replaced<'e>],
     before: SmallVec<[Time; 8]>,
     /// The entry after the last one that was asked for: most transactions read what they change in
     /// the same order.
@@ -91,10 +94,11 @@ struct OwnChanges<'e> {
 
 impl OwnChanges<'_> {
     /// The time of the change before, of one of these entries.
-    fn before(&mut self, entry: EntryHash) -> Option<Time> {
+    fn before(&mut self, tree: u32, key: &[u8]) -> Option<Time> {
         let count = self.entries.len();
-        let places = (0..count.min(LOOKED_AT)).map(|place| (self.next + place) % count);
-        let place = places.into_iter().find(|place| self.entries[*place] == entry)?;
+        let is_this = |entry: &Replaced<'_>| entry.tree == tree && entry.key == key;
+        let mut places = (0..count.min(LOOKED_AT)).map(|place| (self.next + place) % count);
+        let place = places.find(|place| is_this(&self.entries[*place]))?;
         self.next = place + 1;
         Some(self.before[place])
     }
@@ -133,6 +137,8 @@ pub(crate) struct Versions {
     changed: ChangeTimes,
     noted: NotedEntries,
     loads: Loads,
+    /// The time of the oldest view when a view that ended dropped what no view needed.
+    reclaimed: AtomicU64,
     /// Who may commit first after several losses.
     pub turns: Turns,
     bytes_max: u64,
@@ -167,6 +173,7 @@ impl Versions {
             changed: ChangeTimes::new(bytes_max / 64),
             noted: NotedEntries::new(bytes_max / 16),
             loads: Loads::default(),
+            reclaimed: AtomicU64::new(0),
             turns: Turns::default(),
             bytes_max,
         }
@@ -201,14 +208,17 @@ impl Versions {
         self.views.begin()
     }
 
-    /// Ends a view, and drops what only that view needed, unless that is little. Adds the blobs
+    /// Ends a view, and drops what no view needs any more, unless that is little. Adds the blobs
     /// that no version needs any more to `unpinned`. Of a view that `has_ended` in a commit, only
     /// the dropping is left.
     pub(crate) fn end_view(&self, time: Time, has_ended: bool, unpinned: &mut Vec<BlobRef>) {
         if !has_ended {
             self.views.end(time);
         }
-        if !self.chains.are_few() {
+        // If an older view is left, it needs what it needed before.
+        let oldest = self.views.oldest();
+        if !self.chains.are_few() && self.reclaimed.load(Ordering::Relaxed) < oldest {
+            self.reclaimed.store(oldest, Ordering::Relaxed);
             self.reclaim(unpinned);
         }
     }
@@ -258,7 +268,7 @@ impl Versions {
     /// blob's pages. Adds the blobs that no version needs any more to `unpinned`.
     pub(crate) fn keep(
         &self,
-        mut replaced: Vec<Replaced>,
+        replaced: &[Replaced<'_>],
         pin: impl FnMut(BlobRef),
         unpinned: &mut Vec<BlobRef>,
     ) {
@@ -270,8 +280,8 @@ impl Versions {
         // Before the change takes its time. So the change is kept for the views that have begun by
         // then; the number grows with each later one.
         let views = self.views.begun();
-        let entries = self.hashes(&replaced);
-        self.put(&mut replaced, &entries, None, |_| {}, pin, unpinned);
+        let entries = self.hashes(replaced);
+        self.put(replaced, &entries, None, |_| {}, pin, unpinned);
         if let Some(views) = views {
             entries.iter().for_each(|entry| self.noted.note(*entry, views));
         }
@@ -300,26 +310,26 @@ impl Versions {
     pub(crate) fn keep_unless_conflicting(
         &self,
         validation: Validation<'_>,
-        mut replaced: Vec<Replaced>,
+        replaced: &[Replaced<'_>],
         pin: impl FnMut(BlobRef),
         unpinned: &mut Vec<BlobRef>,
     ) -> Result<(), Conflicting> {
-        let entries = self.hashes(&replaced);
+        let entries = self.hashes(replaced);
         let mut own = OwnChanges::default();
         let note = |before| own.before.push(before);
-        let time = self.put(&mut replaced, &entries, Some(validation.time), note, pin, unpinned);
-        own.entries = &entries;
+        let time = self.put(replaced, &entries, Some(validation.time), note, pin, unpinned);
+        own.entries = replaced;
         self.validate(validation, time, &mut own).inspect_err(|Conflicting| {
             let mut parts = self.chains.lock(&entries);
             // Backwards: the newest chains are at the end of their queue.
-            for (entry, replaced) in entries.iter().zip(&replaced).rev() {
-                parts.take_back(time, *entry, replaced, unpinned);
+            for entry in entries.iter().rev() {
+                parts.take_back(time, *entry, unpinned);
             }
         })
     }
 
-    fn hashes(&self, replaced: &[Replaced]) -> SmallVec<[EntryHash; 1]> {
-        replaced.iter().map(|entry| self.hasher.hash(entry.tree, &entry.key)).collect()
+    fn hashes(&self, replaced: &[Replaced<'_>]) -> SmallVec<[EntryHash; 8]> {
+        replaced.iter().map(|entry| self.hasher.hash(entry.tree, entry.key)).collect()
     }
 
     /// Takes the time of a change, and puts the old values of its entries into their chains. Takes
@@ -327,7 +337,7 @@ impl Versions {
     /// change before this one. Returns the change's time.
     fn put(
         &self,
-        replaced: &mut [Replaced],
+        replaced: &[Replaced<'_>],
         entries: &[EntryHash],
         own: Option<Time>,
         mut note: impl FnMut(Time),
@@ -338,6 +348,7 @@ impl Versions {
         // The time will not be before this one. A transaction whose view is younger has read the
         // entries after this change, because it waited for the leaves.
         let first = self.now() + 1;
+        parts.add_missing(first, entries, replaced);
         entries.iter().for_each(|entry| self.changed.note(first, *entry));
         let time = self.views.next_time();
         if time > first {
@@ -347,7 +358,7 @@ impl Versions {
         for (entry, replaced) in entries.iter().zip(replaced) {
             note(parts.put(time, *entry, replaced, &views, &mut pin, unpinned));
         }
-        parts.reclaim(self.views.oldest(), unpinned);
+        parts.reclaim(&views, self.views.oldest(), unpinned);
         time
     }
 
@@ -376,13 +387,14 @@ impl Versions {
         own: &mut OwnChanges<'_>,
     ) -> bool {
         let is_changed = |(tree, key): (u32, &[u8])| {
-            let entry = self.hasher.hash(tree, key);
-            // The transaction's own changes are noted there, too.
-            let has_changed = self.changed.may_be_after(since, entry)
-                && match own.before(entry) {
-                    Some(before) => before > since,
-                    None => self.chains.has_changed(entry, tree, key, (since, until)),
-                };
+            let has_changed = match own.before(tree, key) {
+                Some(before) => before > since,
+                None => {
+                    let entry = self.hasher.hash(tree, key);
+                    self.changed.may_be_after(since, entry)
+                        && self.chains.has_changed(entry, (since, until))
+                }
+            };
             has_changed || self.loads.after(tree, since).is_some()
         };
         let is_range_changed = |(tree, (start, end)): &(u32, KeyBounds)| {
@@ -425,7 +437,7 @@ impl Versions {
         // if there is no old value either.
         let load = self.loads.after(tree, time);
         let old = match self.changed.may_be_after(time, entry) {
-            true => self.chains.at(entry, tree, key, time),
+            true => self.chains.at(entry, time),
             false => None,
         };
         match (old, load) {

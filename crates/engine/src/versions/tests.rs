@@ -1,13 +1,16 @@
 //! The tables of versions. `tests/versions_model.rs` compiles their files with other primitives, so
 //! these tests stand apart.
 
-use crate::key::Key;
+use std::ops::Bound;
+
 use crate::store::gate::Gate;
 use crate::sync::AtomicBool;
 use crate::versions::changed::ChangeTimes;
 use crate::versions::entry::EntryHasher;
 use crate::versions::noted::NotedEntries;
-use crate::versions::{Conflicting, ReadSet, Replaced, Validation, Versions};
+use crate::versions::{
+    Conflicting, OldValue, ReadSet, Replaced, Seen, Validation, ValueRef, Versions,
+};
 
 #[test]
 fn a_place_has_the_newest_time_of_its_entries() {
@@ -50,19 +53,88 @@ fn a_commit_that_fails_leaves_no_chain() {
     let (gate, versions) = (Gate::default(), Versions::new(1 << 20));
     let held = versions.begin_view(&gate.freeze());
     let view = versions.try_begin_view().unwrap();
-    let replaced = |key: &[u8]| Replaced { tree: 1, key: Key::from(key), old: None };
-    versions.keep(vec![replaced(b"read")], |_| {}, &mut vec![]);
+    let replaced = |key| Replaced { tree: 1, key, old: None };
+    versions.keep(&[replaced(b"read")], |_| {}, &mut vec![]);
     assert_eq!(versions.counts(), (1, 1));
     let (mut reads, has_ended) = (ReadSet::new(1000), AtomicBool::new(false));
     reads.note_key(1, b"read");
     let validation = Validation { time: view, reads: &reads, has_ended: &has_ended };
-    let changes = (0..1000_u32).map(|key| replaced(&key.to_be_bytes()));
-    let changes = changes.chain([replaced(b"read")]).collect();
-    let kept = versions.keep_unless_conflicting(validation, changes, |_| {}, &mut vec![]);
+    let keys: Vec<_> = (0..1000_u32).map(u32::to_be_bytes).collect();
+    let changes = keys.iter().map(|key| replaced(key));
+    let changes: Vec<_> = changes.chain([replaced(b"read")]).collect();
+    let kept = versions.keep_unless_conflicting(validation, &changes, |_| {}, &mut vec![]);
     assert_eq!(kept, Err(Conflicting));
     assert_eq!(versions.counts(), (1, 1));
     versions.end_view(view, false, &mut vec![]);
     versions.end_view(held, false, &mut vec![]);
     versions.reclaim(&mut vec![]);
     assert_eq!((versions.counts(), versions.bytes()), ((0, 0), 0));
+}
+
+/// Lists of chains become more and fewer one by one: no chain is lost, and none stays.
+#[test]
+fn a_view_finds_each_of_many_old_values() {
+    const ENTRIES: u32 = 20_000;
+    let (gate, versions) = (Gate::default(), Versions::new(1 << 30));
+    let old_value = |entry: u32| [entry.to_le_bytes(); 3].concat();
+    let keep = |entry: u32| {
+        let (key, value) = (entry.to_be_bytes(), old_value(entry));
+        let old = Some(ValueRef::Bytes(&value));
+        versions.keep(&[Replaced { tree: entry % 3, key: &key, old }], |_| {}, &mut vec![]);
+    };
+    let mut views = vec![versions.begin_view(&gate.freeze())];
+    for entry in 0..ENTRIES {
+        keep(entry);
+        if entry % 1000 == 0 {
+            views.extend(versions.try_begin_view());
+        }
+    }
+    assert_eq!(versions.counts(), (ENTRIES.into(), ENTRIES.into()));
+    // The oldest views end, and with each some chains go.
+    for (ended, view) in views.iter().enumerate() {
+        for entry in 0..ENTRIES {
+            let is_later = entry as usize > ended.saturating_sub(1) * 1000 || ended == 0;
+            let expected = match is_later {
+                true => Seen::Version(Some(OldValue::Inline(old_value(entry).into()))),
+                false => Seen::Page,
+            };
+            assert_eq!(versions.at(entry % 3, &entry.to_be_bytes(), *view), expected, "{entry}");
+        }
+        let everything = (Bound::Unbounded, Bound::Unbounded);
+        let seen = versions.range_at(1, everything, *view).versions;
+        let later = ended.saturating_sub(1) * 1000 + usize::from(ended > 0);
+        assert_eq!(seen.len(), (later..ENTRIES as usize).filter(|entry| entry % 3 == 1).count());
+        assert!(seen.is_sorted_by_key(|(key, _)| key.clone()));
+        versions.end_view(*view, false, &mut vec![]);
+    }
+    versions.reclaim(&mut vec![]);
+    assert_eq!((versions.counts(), versions.bytes()), ((0, 0), 0));
+}
+
+/// Values that only the views of short transactions see go soon, also beside a snapshot that is
+/// held.
+#[test]
+fn short_views_leave_few_old_values() {
+    const ENTRIES: u32 = 10_000;
+    let (gate, versions) = (Gate::default(), Versions::new(1 << 30));
+    let keep = |entry: u32| {
+        let old = Some(ValueRef::Bytes(&[7; 100]));
+        let replaced = Replaced { tree: 1, key: &entry.to_be_bytes(), old };
+        versions.keep(&[replaced], |_| {}, &mut vec![]);
+    };
+    let held = versions.begin_view(&gate.freeze());
+    (0..ENTRIES).for_each(keep);
+    let bytes = versions.bytes();
+    for entry in 0..ENTRIES {
+        let view = versions.try_begin_view().unwrap();
+        keep(entry);
+        versions.end_view(view, false, &mut vec![]);
+    }
+    let more = versions.bytes() - bytes;
+    assert!(more <= bytes / 10, "{more} bytes besides the {bytes} that the snapshot needs");
+    for entry in 0..ENTRIES {
+        let seen = versions.at(1, &entry.to_be_bytes(), held);
+        assert_eq!(seen, Seen::Version(Some(OldValue::Inline([7; 100].into()))));
+    }
+    versions.end_view(held, false, &mut vec![]);
 }
