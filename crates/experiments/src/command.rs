@@ -152,8 +152,17 @@ fn run_one(experiment: &Experiment, arguments: &Arguments, engines: &Engines) ->
         },
     };
     let start = Instant::now();
-    let outcome = (experiment.run)(&context);
+    let mut outcome = (experiment.run)(&context);
     context.progress.end();
+    if let (Ok(outcome), Some([lowest, median, highest])) =
+        (&mut outcome, context.progress.distances())
+    {
+        outcome.notes.push(format!(
+            "Between the samples a line of the cache went from one processor to another in \
+             {lowest:.0} to {highest:.0} ns, median {median:.0}. Virtual processors move, and \
+             figures of several threads depend on it."
+        ));
+    }
     let record = Record {
         experiment: experiment.name.to_owned(),
         shows: experiment.shows.to_owned(),

@@ -188,6 +188,7 @@ impl Setup {
         let mut rates = Samples::new(format!("{work_name}, a snapshot of {minutes} minutes"));
         self.with(Held::Yes, || {
             for number in 0..parts {
+                context.progress.note_distance();
                 context.progress.at(number as usize, parts as usize, &rates.name);
                 rates.values.push(self.rate(work, part)?);
             }

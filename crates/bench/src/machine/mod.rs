@@ -1,6 +1,7 @@
 //! The machine of the measurements: its description, its memory limits, its storage.
 
 pub mod device_rate;
+mod distance;
 pub mod memory_cgroup;
 mod owner;
 pub mod page_cache;
@@ -8,6 +9,7 @@ pub mod ram_disk;
 pub mod storage;
 mod system;
 
+pub use distance::distance;
 pub use memory_cgroup::MemoryCgroup;
 pub use ram_disk::RamDisk;
 pub use storage::Storage;

@@ -47,6 +47,7 @@ pub fn alternate(
         }
         for (step, index) in order.into_iter().enumerate() {
             let contestant = &mut contestants[index];
+            progress.note_distance();
             progress.at(round * all.len() + step, steps, &contestant.name);
             let value = (contestant.measure)()
                 .with_context(|| format!("measuring '{}'", contestant.name))?;
