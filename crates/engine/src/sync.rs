@@ -3,11 +3,24 @@
 //! same names, whose scheduler explores interleavings.
 
 use std::sync::PoisonError;
+use std::sync::atomic::AtomicUsize;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 pub(crate) use vellum_pool::prefetch_value;
+
+/// Numbers of threads, from 0 on.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The number of this thread.
+pub(crate) fn thread_number() -> usize {
+    NUMBER.with(|number| *number)
+}
 
 /// Locks the mutex, even if a thread panicked while it held the lock.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -383,6 +383,7 @@ fn apply<'w>(
     let Some(first) = writes.first() else { return Ok((0, old_blobs, Vec::new())) };
     // From here on an error has the store refuse changes.
     let mut group = first.access.group_without_versions(change);
+    group.expect_pages(leaves.len());
     for leaf in &mut leaves {
         // How many entries the edits before this one have added to the leaf, and removed from it.
         let (mut added, mut removed) = (0, 0);

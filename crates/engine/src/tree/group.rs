@@ -149,6 +149,11 @@ impl Access<'_> {
 }
 
 impl<'a> Group<'_, 'a> {
+    /// The group will change so many pages.
+    pub(crate) fn expect_pages(&mut self, count: usize) {
+        self.changed.reserve_exact(count);
+    }
+
     /// Edits a node. If the result does not fit, returns false and changes nothing.
     pub(crate) fn edit(&mut self, page: &mut ExclusiveGuard<'_>, edit: Edit<'_>) -> bool {
         let is_logged = self.access.pages.redo_log.is_some();

@@ -1,47 +1,141 @@
-//! Chains: the old values of each entry, in parts with a lock each.
+//! Chains: the old values of each entry, in buckets, and registers of them.
 //!
-//! The keyed hash of an entry says in which part its chain is. A change locks all parts that it
-//! needs, in one order, before it takes its time. So a thread that has taken a later time, and
-//! locks a part after that, finds what the change has put there.
+//! The keyed hash of an entry says in which *bucket* its chain is. Each bucket has a lock. A change
+//! locks all buckets that it needs, in one order, before it takes its time. So a thread that has
+//! taken a later time, and locks a bucket after that, finds what the change has put there.
+//!
+//! The *register* of a thread has the entries whose chains its changes have made: in the order of
+//! their keys, for ranges, and in the order of time, for those that no view needs any more. A
+//! change locks the register of its thread before its buckets. There are many buckets, so two
+//! threads rarely want the same one, and each thread mostly works in its own register: threads on
+//! processors that are far from each other do not wait for each other's memory.
+//!
+//! A chain stays in one register until it goes, whoever extends it. It does not go while a view is
+//! older than its newest change. So a thread that looks through all registers after it has taken
+//! its time, one after the other, misses no change of an earlier time: either the chain was there
+//! before that change, and stays where it is, or the change has locked its own register.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
+
+use smallvec::SmallVec;
 
 use crate::key::Key;
 use crate::page::blob::BlobRef;
-use crate::sync::{AtomicU64, Ordering, RwLock, RwLockWriteGuard, read_soon, write_soon};
+use crate::planted::{StoreBug, is_planted};
+use crate::sync::{
+    AtomicU64, Ordering, RwLock, RwLockWriteGuard, prefetch_value, read_soon, thread_number,
+    write_soon,
+};
 use crate::versions::entry::{EntryHash, Old, Replaced, Time};
-use crate::versions::part::{Part, Tally};
+use crate::versions::lists::{Chain, Lists, Tally};
 use crate::versions::views::FoundViews;
 
-/// The number of parts.
-const PARTS: usize = 16;
+/// The number of buckets. In this crate's own tests it is so small that entries share some.
+const BUCKETS: usize = if cfg!(test) { 8 } else { 512 };
 
-/// A change that puts something into a part drops the versions of so many entries there that no
-/// view needs.
+/// The number of registers.
+const REGISTERS: usize = if cfg!(test) { 3 } else { 16 };
+
+/// A change drops the versions of so many entries that no view needs, or of twice as many as it
+/// changes.
 const RECLAIMED_PER_CHANGE: usize = 8;
 
 /// So many are dropped at once when a view ends, before other threads have their turn.
 const RECLAIMED_AT_ONCE: usize = 256;
+
+/// So many old values may wait for the views that see them to end, while a processor has them in
+/// its cache.
+const FRESH: usize = 256;
 
 /// A view that ends leaves so many chains, and so many bytes of old values, for changes to drop. It
 /// is less than old values may take: a store that is full of them allows no change.
 const LEFT: u64 = 1024;
 const LEFT_BYTES: u64 = 1 << 20;
 
-/// A part with its lock, in memory that it shares with no other part.
+/// A register keeps the memory of a tree that has no chains, if it has so many trees at most.
+const EMPTY_TREES: usize = 16;
+
+/// A queue that is longer gives memory back when a quarter of it would do.
+const SHORT_QUEUE: usize = 64;
+
+/// A register counts so much for itself, before it adds that to what threads share.
+const COUNTED_BYTES: u64 = 16 << 10;
+const COUNTED_CHAINS: u64 = 64;
+
+/// Some chains, with their lock.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Bucket(RwLock<Lists>);
+
+/// Entries that have chains.
+#[derive(Debug, Default)]
+struct Register {
+    /// By their trees.
+    order: BTreeMap<u32, BTreeMap<Key, EntryHash>>,
+    /// Each once, with a time before which its chain need not be looked at, oldest first.
+    queue: VecDeque<(Time, EntryHash)>,
+    /// The newest old values, by the changes that have replaced them.
+    fresh: VecDeque<(Time, EntryHash)>,
+    /// What the threads of this register have kept and dropped, and nobody else knows of yet.
+    tally: Tally,
+}
+
+impl Register {
+    fn add(&mut self, time: Time, chain: &Chain) {
+        let entries = self.order.entry(chain.tree).or_default();
+        entries.insert(chain.key.clone(), chain.entry);
+        self.queue.push_back((time, chain.entry));
+        self.tally.chains = self.tally.chains.wrapping_add(1);
+    }
+
+    /// Removes an entry that is not in the queue any more.
+    fn remove(&mut self, chain: &Chain) {
+        self.tally.chains = self.tally.chains.wrapping_sub(1);
+        let Some(entries) = self.order.get_mut(&chain.tree) else { return };
+        entries.remove(&chain.key);
+        if entries.is_empty() && self.order.len() > EMPTY_TREES {
+            self.order.remove(&chain.tree);
+        }
+        if self.queue.capacity() > 4 * self.queue.len().max(SHORT_QUEUE) {
+            self.queue.shrink_to(2 * self.queue.len());
+        }
+    }
+
+    /// The entries of a range, in the order of their keys.
+    fn range(
+        &self,
+        tree: u32,
+        bounds: (Bound<&[u8]>, Bound<&[u8]>),
+    ) -> impl Iterator<Item = (&Key, EntryHash)> {
+        let entries = self.order.get(&tree).into_iter();
+        let entries = entries.flat_map(move |entries| entries.range::<[u8], _>(bounds));
+        entries.map(|(key, entry)| (key, *entry))
+    }
+}
+
+/// A register with its lock, in memory that it shares with no other one.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct LockedPart {
-    /// At least the number of chains. It grows before a change takes its time.
+struct LockedRegister {
+    /// The number of entries. It grows before a change takes its time.
     chains: AtomicU64,
-    part: RwLock<Part>,
+    register: RwLock<Register>,
+}
+
+/// A count of what threads share. One thread may have dropped what another one has kept and not
+/// counted here yet.
+fn at_least_none(count: &AtomicU64) -> u64 {
+    let count = count.load(Ordering::Relaxed);
+    if count.cast_signed() < 0 { 0 } else { count }
 }
 
 /// See the module's documentation.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Chains {
-    parts: [LockedPart; PARTS],
-    /// What all chains take, in bytes.
+    buckets: Box<[Bucket]>,
+    registers: [LockedRegister; REGISTERS],
+    /// What all chains take, in bytes. Registers add what they have counted from time to time.
     bytes: AtomicU64,
     /// The number of old values that are blobs.
     blobs: AtomicU64,
@@ -49,43 +143,63 @@ pub(crate) struct Chains {
     count: AtomicU64,
 }
 
-/// The parts that a change has locked.
-pub(crate) struct LockedParts<'c> {
+/// What a change has locked: the register of its thread, and its buckets.
+pub(crate) struct LockedChains<'c> {
     chains: &'c Chains,
-    tally: Tally,
-    parts: [Option<RwLockWriteGuard<'c, Part>>; PARTS],
+    shared: &'c LockedRegister,
+    register: RwLockWriteGuard<'c, Register>,
+    buckets: LockedBuckets<'c>,
 }
 
 impl Chains {
+    pub(crate) fn new() -> Chains {
+        Chains {
+            buckets: (0..BUCKETS).map(|_| Bucket::default()).collect(),
+            registers: Default::default(),
+            bytes: AtomicU64::new(0),
+            blobs: AtomicU64::new(0),
+            count: AtomicU64::new(0),
+        }
+    }
+
     /// The memory that old values take, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        at_least_none(&self.bytes)
     }
 
     /// The number of chains, by two counts, which are the same when no change is under way.
     #[cfg(test)]
     pub(crate) fn counts(&self) -> (u64, u64) {
-        let counted = self.parts.iter().map(|part| part.chains.load(Ordering::SeqCst)).sum();
-        let queued = self.parts.iter().map(|part| read_soon(&part.part).queued()).sum();
+        let registers = self.registers.iter();
+        let counted = registers.clone().map(|shared| shared.chains.load(Ordering::SeqCst)).sum();
+        let queued = registers.map(|shared| read_soon(&shared.register).queue.len() as u64).sum();
         (counted, queued)
     }
 
-    /// Locks the parts of these entries.
-    pub(crate) fn lock(&self, entries: &[EntryHash]) -> LockedParts<'_> {
-        let mut needed = [false; PARTS];
-        entries.iter().for_each(|entry| needed[entry.other_place(PARTS)] = true);
-        let mut parts = [const { None }; PARTS];
-        for ((place, part), is_needed) in parts.iter_mut().zip(&self.parts).zip(needed) {
-            *place = is_needed.then(|| write_soon(&part.part));
-        }
-        LockedParts { chains: self, tally: Tally::default(), parts }
+    fn bucket(&self, entry: EntryHash) -> &RwLock<Lists> {
+        &self.buckets[entry.other_place(BUCKETS)].0
+    }
+
+    /// Locks what a change of these entries needs.
+    pub(crate) fn lock(&self, entries: &[EntryHash]) -> LockedChains<'_> {
+        let mut places: SmallVec<[usize; 8]> =
+            entries.iter().map(|entry| entry.other_place(BUCKETS)).collect();
+        // They come from the memory of other processors at the same time.
+        places.iter().for_each(|place| prefetch_value(&self.buckets[*place]));
+        places.sort_unstable();
+        places.dedup();
+        let shared = &self.registers[thread_number() % REGISTERS];
+        let register = write_soon(&shared.register);
+        let lock = |place: usize| (place, write_soon(&self.buckets[place].0));
+        let buckets = places.into_iter().map(lock).collect();
+        LockedChains { chains: self, shared, register, buckets }
     }
 
     /// What a view of `time` sees of an entry, if that is not what the page has, and the time of
     /// the change that replaced it.
     pub(crate) fn at(&self, entry: EntryHash, time: Time) -> Option<(Time, Old)> {
-        let part = read_soon(&self.parts[entry.other_place(PARTS)].part);
-        part.at(entry, time).map(|(replaced, old)| (replaced, old.clone()))
+        let lists = read_soon(self.bucket(entry));
+        lists.find(entry)?.at(time).map(|(replaced, old)| (replaced, old.clone()))
     }
 
     /// The same, of all entries of a range, in the order of their keys.
@@ -96,10 +210,10 @@ impl Chains {
         time: Time,
     ) -> Vec<(Key, Time, Old)> {
         let mut found = Vec::new();
-        for LockedPart { part, .. } in self.filled() {
-            let part = read_soon(part);
-            let of_part = part.range_at(tree, bounds, time);
-            found.extend(of_part.map(|(key, replaced, old)| (key.clone(), replaced, old.clone())));
+        for LockedRegister { register, .. } in self.filled() {
+            for (key, entry) in read_soon(register).range(tree, bounds) {
+                found.extend(self.at(entry, time).map(|(at, old)| (key.clone(), at, old)));
+            }
         }
         found.sort_unstable_by(|(one, ..), (other, ..)| one.cmp(other));
         found
@@ -107,7 +221,7 @@ impl Chains {
 
     /// Whether an entry has changed between two times. May be wrong with the answer true.
     pub(crate) fn has_changed(&self, entry: EntryHash, times: (Time, Time)) -> bool {
-        read_soon(&self.parts[entry.other_place(PARTS)].part).has_changed(entry, times)
+        read_soon(self.bucket(entry)).find(entry).is_some_and(|chain| chain.has_changed(times))
     }
 
     /// The same, of any entry of a range.
@@ -117,57 +231,139 @@ impl Chains {
         bounds: (Bound<&[u8]>, Bound<&[u8]>),
         times: (Time, Time),
     ) -> bool {
-        self.filled().any(|part| read_soon(&part.part).has_range_changed(tree, bounds, times))
+        self.filled().any(|LockedRegister { register, .. }| {
+            let register = read_soon(register);
+            register.range(tree, bounds).any(|(_, entry)| self.has_changed(entry, times))
+        })
     }
 
-    /// The parts that have chains.
-    fn filled(&self) -> impl Iterator<Item = &LockedPart> {
-        self.parts.iter().filter(|part| part.chains.load(Ordering::SeqCst) > 0)
+    /// The registers that have entries.
+    fn filled(&self) -> impl Iterator<Item = &LockedRegister> {
+        self.registers.iter().filter(|shared| shared.chains.load(Ordering::SeqCst) > 0)
     }
 
     /// Whether the old values are so few that changes may drop them.
     pub(crate) fn are_few(&self) -> bool {
         self.bytes() <= LEFT_BYTES
-            && self.count.load(Ordering::Relaxed) <= LEFT
-            && self.blobs.load(Ordering::Relaxed) == 0
+            && at_least_none(&self.count) <= LEFT
+            && at_least_none(&self.blobs) == 0
     }
 
     /// Drops the versions that no view needs: none is older than `oldest`. Adds the blobs that no
-    /// version needs any more to `unpinned`.
+    /// version needs any more to `unpinned`. Afterwards [`bytes`](Self::bytes) is exact, unless
+    /// changes are under way.
     pub(crate) fn reclaim(&self, oldest: Time, unpinned: &mut Vec<BlobRef>) {
-        for part in self.filled() {
+        for shared in self.filled() {
             // In portions, so that changes do not wait for all of it.
             let mut is_more = true;
             while is_more {
-                let (mut locked, mut tally) = (write_soon(&part.part), Tally::default());
+                let mut register = write_soon(&shared.register);
                 is_more =
-                    part.reclaim(&mut locked, RECLAIMED_AT_ONCE, oldest, (&mut tally, unpinned));
-                self.add(&tally);
+                    self.reclaim_some(shared, &mut register, RECLAIMED_AT_ONCE, oldest, unpinned);
+                self.add(&mut register.tally);
             }
         }
     }
 
-    fn add(&self, tally: &Tally) {
-        if tally.bytes != 0 {
-            self.bytes.fetch_add(tally.bytes, Ordering::Relaxed);
+    /// Drops the versions of up to `most` entries of a register that no view needs. The caller has
+    /// locked no bucket. Returns whether there may be more.
+    fn reclaim_some(
+        &self,
+        shared: &LockedRegister,
+        register: &mut Register,
+        most: usize,
+        oldest: Time,
+        unpinned: &mut Vec<BlobRef>,
+    ) -> bool {
+        for _ in 0..most {
+            let entry = match register.queue.front() {
+                Some((time, entry)) if *time <= oldest => *entry,
+                _ => return false,
+            };
+            register.queue.pop_front();
+            let mut lists = write_soon(self.bucket(entry));
+            let Some(chain) = lists.find_mut(entry) else { continue };
+            let oldest = oldest + Time::from(is_planted(StoreBug::LostVersion));
+            let newest = chain.newest;
+            // As long as a view is older than the newest change, a validation needs the chain.
+            let is_needed = newest > oldest;
+            let needless = match is_needed {
+                true => chain.old.partition_point(|(replaced, _)| *replaced <= oldest),
+                false => chain.old.len(),
+            };
+            for (_, old) in chain.old.drain(..needless) {
+                register.tally.dropped(&chain.key, &old, unpinned);
+            }
+            if is_needed {
+                let last = register.queue.back().map_or(newest, |(time, _)| newest.max(*time));
+                register.queue.push_back((last, entry));
+            } else if let Some(chain) = lists.remove(entry) {
+                drop(lists);
+                register.remove(&chain);
+                shared.chains.fetch_sub(1, Ordering::SeqCst);
+            }
         }
-        if tally.blobs != 0 {
-            self.blobs.fetch_add(tally.blobs, Ordering::Relaxed);
+        true
+    }
+
+    /// Drops the oldest of the fresh old values of a register if none of these views sees them:
+    /// none is older than `oldest`. Most values were kept for the view of a transaction, which has
+    /// ended since. They go while a processor still has them in its cache. The caller has locked no
+    /// bucket.
+    fn drop_fresh(
+        &self,
+        register: &mut Register,
+        most: usize,
+        views: &FoundViews<'_>,
+        oldest: Time,
+        unpinned: &mut Vec<BlobRef>,
+    ) {
+        for _ in 0..most {
+            let Some((time, entry)) = register.fresh.front().copied() else { return };
+            // Otherwise it goes with its chain.
+            if time > oldest {
+                let mut lists = write_soon(self.bucket(entry));
+                if let Some(chain) = lists.find_mut(entry)
+                    && let Some(index) = chain.old.iter().rposition(|(at, _)| *at == time)
+                {
+                    match chain.is_seen(index, views) {
+                        // The next change of the entry looks again, or the end of the oldest view.
+                        true if register.fresh.len() > FRESH => {}
+                        true => return,
+                        false => {
+                            let (_, old) = chain.old.remove(index);
+                            register.tally.dropped(&chain.key, &old, unpinned);
+                        }
+                    }
+                }
+            }
+            register.fresh.pop_front();
         }
-        if tally.chains != 0 {
-            self.count.fetch_add(tally.chains, Ordering::Relaxed);
+    }
+
+    /// Adds what a register has counted to what threads share.
+    fn add(&self, tally: &mut Tally) {
+        let Tally { bytes, blobs, chains } = std::mem::take(tally);
+        for (count, of) in [(&self.bytes, bytes), (&self.blobs, blobs), (&self.count, chains)] {
+            if of != 0 {
+                count.fetch_add(of, Ordering::Relaxed);
+            }
         }
     }
 }
 
-impl Drop for LockedParts<'_> {
-    fn drop(&mut self) {
-        self.chains.add(&self.tally);
-    }
+/// Buckets that a change has locked, with their numbers, in the order of these.
+type LockedBuckets<'c> = SmallVec<[(usize, RwLockWriteGuard<'c, Lists>); 8]>;
+
+/// The locked bucket of an entry.
+fn find<'b>(buckets: &'b mut LockedBuckets<'_>, entry: EntryHash) -> Option<&'b mut Lists> {
+    let place = entry.other_place(BUCKETS);
+    let at = buckets.binary_search_by_key(&place, |(place, _)| *place).ok()?;
+    Some(&mut buckets[at].1)
 }
 
-impl LockedParts<'_> {
-    /// Adds the chains of these entries that are not there. The change has not taken its time yet,
+impl LockedChains<'_> {
+    /// Makes the chains of these entries that are not there. The change has not taken its time yet,
     /// which will be this one or a later one.
     pub(crate) fn add_missing(
         &mut self,
@@ -176,24 +372,31 @@ impl LockedParts<'_> {
         replaced: &[Replaced<'_>],
     ) {
         // What is there comes from memory for all entries at the same time.
-        let part = |entry: &EntryHash| self.parts[entry.other_place(PARTS)].as_deref();
-        entries
-            .iter()
-            .for_each(|entry| part(entry).iter().for_each(|part| part.prefetch_list(*entry)));
-        entries
-            .iter()
-            .for_each(|entry| part(entry).iter().for_each(|part| part.prefetch_chain(*entry)));
+        let buckets = &mut self.buckets;
+        for entry in entries {
+            find(buckets, *entry).iter().for_each(|lists| lists.prefetch_list(*entry));
+        }
+        for entry in entries {
+            find(buckets, *entry).iter().for_each(|lists| lists.prefetch_chain(*entry));
+        }
+        let mut added = 0;
         for (entry, replaced) in entries.iter().zip(replaced) {
-            let place = entry.other_place(PARTS);
-            let Some(part) = &mut self.parts[place] else { continue };
-            if part.add_missing(time, *entry, replaced) {
-                self.tally.chains = self.tally.chains.wrapping_add(1);
-                self.chains.parts[place].chains.fetch_add(1, Ordering::SeqCst);
+            if let Some(lists) = find(buckets, *entry)
+                && lists.find(*entry).is_none()
+            {
+                let chain = Box::new(Chain::new(*entry, replaced));
+                self.register.add(time, &chain);
+                lists.insert(chain);
+                added += 1;
             }
+        }
+        if added > 0 {
+            self.shared.chains.fetch_add(added, Ordering::SeqCst);
         }
     }
 
-    /// As [`Part::put`].
+    /// As [`Chain::put`], of an entry that has a chain. Returns the time of the change before; 0 if
+    /// there was none.
     pub(crate) fn put(
         &mut self,
         time: Time,
@@ -203,49 +406,65 @@ impl LockedParts<'_> {
         pin: impl FnOnce(BlobRef),
         unpinned: &mut Vec<BlobRef>,
     ) -> Time {
-        let Some(part) = &mut self.parts[entry.other_place(PARTS)] else { return 0 };
-        part.put(time, entry, replaced, views, pin, (&mut self.tally, unpinned))
+        let register = &mut *self.register;
+        let lists = find(&mut self.buckets, entry);
+        let Some(chain) = lists.and_then(|lists| lists.find_mut(entry)) else { return 0 };
+        let counted = (&mut register.tally, unpinned);
+        let (is_kept, before) = chain.put(time, replaced, views, pin, counted);
+        if is_kept {
+            register.fresh.push_back((time, entry));
+        }
+        before
     }
 
-    /// As [`Part::take_back`].
+    /// As [`Chain::take_back`]. If the change had made the chain, it goes.
     pub(crate) fn take_back(&mut self, time: Time, entry: EntryHash, unpinned: &mut Vec<BlobRef>) {
-        let place = entry.other_place(PARTS);
-        let Some(part) = &mut self.parts[place] else { return };
-        let before = part.len();
-        part.take_back(time, entry, (&mut self.tally, unpinned));
-        self.chains.parts[place].chains.fetch_sub(before - part.len(), Ordering::SeqCst);
+        let register = &mut *self.register;
+        let Some(lists) = find(&mut self.buckets, entry) else { return };
+        let Some(chain) = lists.find_mut(entry) else { return };
+        if chain.take_back(time, (&mut register.tally, unpinned))
+            && let Some(chain) = lists.remove(entry)
+        {
+            // It is near the end of the queue.
+            let place = register.queue.iter().rposition(|(_, other)| *other == entry);
+            place.map(|place| register.queue.remove(place));
+            register.remove(&chain);
+            self.shared.chains.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 
-    /// Drops some versions that no view needs, in the parts that are locked: none of these views,
-    /// and none is older than `oldest`.
+    /// Unlocks the buckets, and drops some versions that no view needs: none of these, and none is
+    /// older than `oldest`.
     pub(crate) fn reclaim(
-        &mut self,
-        views: &FoundViews<'_>,
+        mut self,
+        views: FoundViews<'_>,
         oldest: Time,
         unpinned: &mut Vec<BlobRef>,
     ) {
-        for (locked, part) in self.chains.parts.iter().zip(&mut self.parts) {
-            let Some(part) = part else { continue };
-            part.drop_fresh(views, oldest, (&mut self.tally, unpinned));
-            locked.reclaim(part, RECLAIMED_PER_CHANGE, oldest, (&mut self.tally, unpinned));
+        let (chains, shared) = (self.chains, self.shared);
+        let most = RECLAIMED_PER_CHANGE.max(2 * self.buckets.len());
+        self.buckets.clear();
+        let register = &mut self.register;
+        match views {
+            // The list of views is locked, and its lock comes after those of buckets.
+            FoundViews::Many(_) => drop(views),
+            FoundViews::Few(_) => chains.drop_fresh(register, most, &views, oldest, unpinned),
         }
+        chains.reclaim_some(shared, register, most, oldest, unpinned);
     }
 }
 
-impl LockedPart {
-    /// As [`Part::reclaim`]. The caller has locked the part.
-    fn reclaim(
-        &self,
-        part: &mut Part,
-        most: usize,
-        oldest: Time,
-        (tally, unpinned): (&mut Tally, &mut Vec<BlobRef>),
-    ) -> bool {
-        let before = part.len();
-        let is_more = part.reclaim(most, oldest, (tally, unpinned));
-        if part.len() < before {
-            self.chains.fetch_sub(before - part.len(), Ordering::SeqCst);
+impl Drop for LockedChains<'_> {
+    fn drop(&mut self) {
+        let Register { queue, tally, .. } = &mut *self.register;
+        // Modulo 2 to the power of 64, so less than nothing is very much.
+        let is_much = |of: u64, most: u64| of.wrapping_add(most) > 2 * most;
+        if is_much(tally.bytes, COUNTED_BYTES)
+            || is_much(tally.chains, COUNTED_CHAINS)
+            || tally.blobs != 0
+            || queue.is_empty()
+        {
+            self.chains.add(tally);
         }
-        is_more
     }
 }

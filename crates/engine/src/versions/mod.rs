@@ -11,17 +11,18 @@
 //!
 //! A change holds the locks of its leaves, and then:
 //!
-//! 1. locks the parts of the chains that it extends (`chains.rs`);
+//! 1. locks the register of its thread, and the buckets of the chains that it extends
+//!    (`chains.rs`);
 //! 2. notes in a table that its entries change now, or later (`changed.rs`);
 //! 3. takes its time;
-//! 4. puts the old values into the chains, as far as a view sees them (`views.rs`), and unlocks the
-//!    parts;
+//! 4. puts the old values into the chains, as far as a view sees them (`views.rs`), and unlocks what
+//!    it has locked;
 //! 5. validates, if it is the commit of a transaction: looks in the table, and then in the chains,
 //!    for changes of what the transaction has read, after its view's time and before its own;
 //! 6. changes the leaves, and unlocks them.
 //!
 //! A change that takes an earlier time than another one has noted its entries before, and has
-//! locked their parts. So of two transactions that have read what the other one changes, the one
+//! locked their chains. So of two transactions that have read what the other one changes, the one
 //! with the later time finds the other one's change, and fails. It takes its old values back.
 //!
 //! A table spares most looks into the chains: few entries change while a transaction runs. The
@@ -39,8 +40,8 @@
 mod chains;
 pub(crate) mod changed;
 pub(crate) mod entry;
+mod lists;
 pub(crate) mod noted;
-mod part;
 mod reads;
 mod turns;
 mod views;
@@ -168,7 +169,7 @@ impl Versions {
     pub(crate) fn new(bytes_max: u64) -> Versions {
         Versions {
             views: Views::new(),
-            chains: Chains::default(),
+            chains: Chains::new(),
             hasher: EntryHasher::new(),
             changed: ChangeTimes::new(bytes_max / 64),
             noted: NotedEntries::new(bytes_max / 16),
@@ -320,10 +321,10 @@ impl Versions {
         let time = self.put(replaced, &entries, Some(validation.time), note, pin, unpinned);
         own.entries = replaced;
         self.validate(validation, time, &mut own).inspect_err(|Conflicting| {
-            let mut parts = self.chains.lock(&entries);
+            let mut locked = self.chains.lock(&entries);
             // Backwards: the newest chains are at the end of their queue.
             for entry in entries.iter().rev() {
-                parts.take_back(time, *entry, unpinned);
+                locked.take_back(time, *entry, unpinned);
             }
         })
     }
@@ -344,11 +345,11 @@ impl Versions {
         mut pin: impl FnMut(BlobRef),
         unpinned: &mut Vec<BlobRef>,
     ) -> Time {
-        let mut parts = self.chains.lock(entries);
+        let mut locked = self.chains.lock(entries);
         // The time will not be before this one. A transaction whose view is younger has read the
         // entries after this change, because it waited for the leaves.
         let first = self.now() + 1;
-        parts.add_missing(first, entries, replaced);
+        locked.add_missing(first, entries, replaced);
         entries.iter().for_each(|entry| self.changed.note(first, *entry));
         let time = self.views.next_time();
         if time > first {
@@ -356,9 +357,9 @@ impl Versions {
         }
         let views = self.views.find(own);
         for (entry, replaced) in entries.iter().zip(replaced) {
-            note(parts.put(time, *entry, replaced, &views, &mut pin, unpinned));
+            note(locked.put(time, *entry, replaced, &views, &mut pin, unpinned));
         }
-        parts.reclaim(&views, self.views.oldest(), unpinned);
+        locked.reclaim(views, self.views.oldest(), unpinned);
         time
     }
 

@@ -138,3 +138,26 @@ fn short_views_leave_few_old_values() {
     }
     versions.end_view(held, false, &mut vec![]);
 }
+
+/// Each thread counts for itself. What one has kept and not told yet, another one may drop.
+#[test]
+fn the_memory_of_old_values_is_never_less_than_none() {
+    let (gate, versions) = (Gate::default(), Versions::new(1 << 20));
+    let held = versions.begin_view(&gate.freeze());
+    let change = || {
+        let replaced = Replaced { tree: 1, key: b"key", old: Some(ValueRef::Bytes(&[7; 100])) };
+        versions.keep(&[replaced], |_| {}, &mut vec![]);
+        assert!(versions.bytes() < 10_000 && versions.check_room(0).is_ok());
+    };
+    change();
+    for _ in 0..6 {
+        let view = versions.try_begin_view().unwrap();
+        change();
+        versions.end_view(view, false, &mut vec![]);
+        // Drops what only that view needed.
+        std::thread::scope(|scope| drop(scope.spawn(change)));
+    }
+    versions.end_view(held, false, &mut vec![]);
+    versions.reclaim(&mut vec![]);
+    assert_eq!((versions.counts(), versions.bytes()), ((0, 0), 0));
+}

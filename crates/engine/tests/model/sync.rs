@@ -1,10 +1,19 @@
 //! The primitives of `src/sync.rs` on shuttle's scheduler, for the model checks of this folder.
 #![allow(dead_code, unused_imports)]
 
+use std::hash::{Hash as _, Hasher as _};
+
 pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 pub(crate) use shuttle::sync::{
     Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
+
+/// A number for this thread. Some threads have the same one.
+pub(crate) fn thread_number() -> usize {
+    let mut hasher = std::hash::DefaultHasher::new();
+    shuttle::thread::current().id().hash(&mut hasher);
+    hasher.finish() as usize
+}
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap()
