@@ -38,7 +38,7 @@ const BUCKETS: usize = if cfg!(test) { 8 } else { 512 };
 const REGISTERS: usize = if cfg!(test) { 3 } else { 16 };
 
 /// A change drops the versions of so many entries that no view needs, or of twice as many as it
-/// changes.
+/// changes itself.
 const RECLAIMED_PER_CHANGE: usize = 8;
 
 /// So many are dropped at once when a view ends, before other threads have their turn.
@@ -56,7 +56,7 @@ const LEFT_BYTES: u64 = 1 << 20;
 /// A register keeps the memory of a tree that has no chains, if it has so many trees at most.
 const EMPTY_TREES: usize = 16;
 
-/// A queue that is longer gives memory back when a quarter of it would do.
+/// A queue with more memory than for so many gives some back when a quarter of it would do.
 const SHORT_QUEUE: usize = 64;
 
 /// A register counts so much for itself, before it adds that to what threads share.
@@ -97,9 +97,15 @@ impl Register {
         if entries.is_empty() && self.order.len() > EMPTY_TREES {
             self.order.remove(&chain.tree);
         }
-        if self.queue.capacity() > 4 * self.queue.len().max(SHORT_QUEUE) {
-            self.queue.shrink_to(2 * self.queue.len());
+        shrink(&mut self.queue);
+    }
+
+    /// Forgets the fresh values that no view is older than: they go with their chains.
+    fn forget_fresh(&mut self, oldest: Time) {
+        while self.fresh.front().is_some_and(|(time, _)| *time <= oldest) {
+            self.fresh.pop_front();
         }
+        shrink(&mut self.fresh);
     }
 
     /// The entries of a range, in the order of their keys.
@@ -111,6 +117,13 @@ impl Register {
         let entries = self.order.get(&tree).into_iter();
         let entries = entries.flat_map(move |entries| entries.range::<[u8], _>(bounds));
         entries.map(|(key, entry)| (key, *entry))
+    }
+}
+
+/// Gives memory back that the queue does not need.
+fn shrink(queue: &mut VecDeque<(Time, EntryHash)>) {
+    if queue.capacity() > 4 * queue.len().max(SHORT_QUEUE) {
+        queue.shrink_to(2 * queue.len().max(SHORT_QUEUE));
     }
 }
 
@@ -149,6 +162,8 @@ pub(crate) struct LockedChains<'c> {
     shared: &'c LockedRegister,
     register: RwLockWriteGuard<'c, Register>,
     buckets: LockedBuckets<'c>,
+    /// The number of entries that the change changes.
+    entries: usize,
 }
 
 impl Chains {
@@ -176,6 +191,12 @@ impl Chains {
         (counted, queued)
     }
 
+    /// The number of fresh old values.
+    #[cfg(test)]
+    pub(crate) fn fresh(&self) -> usize {
+        self.registers.iter().map(|shared| read_soon(&shared.register).fresh.len()).sum()
+    }
+
     fn bucket(&self, entry: EntryHash) -> &RwLock<Lists> {
         &self.buckets[entry.other_place(BUCKETS)].0
     }
@@ -192,7 +213,7 @@ impl Chains {
         let register = write_soon(&shared.register);
         let lock = |place: usize| (place, write_soon(&self.buckets[place].0));
         let buckets = places.into_iter().map(lock).collect();
-        LockedChains { chains: self, shared, register, buckets }
+        LockedChains { chains: self, shared, register, buckets, entries: entries.len() }
     }
 
     /// What a view of `time` sees of an entry, if that is not what the page has, and the time of
@@ -224,16 +245,19 @@ impl Chains {
         read_soon(self.bucket(entry)).find(entry).is_some_and(|chain| chain.has_changed(times))
     }
 
-    /// The same, of any entry of a range.
+    /// The same, of any entry of a range. Looks only at those that `may_have_changed`.
     pub(crate) fn has_range_changed(
         &self,
         tree: u32,
         bounds: (Bound<&[u8]>, Bound<&[u8]>),
         times: (Time, Time),
+        may_have_changed: impl Fn(EntryHash) -> bool,
     ) -> bool {
         self.filled().any(|LockedRegister { register, .. }| {
             let register = read_soon(register);
-            register.range(tree, bounds).any(|(_, entry)| self.has_changed(entry, times))
+            register
+                .range(tree, bounds)
+                .any(|(_, entry)| may_have_changed(entry) && self.has_changed(entry, times))
         })
     }
 
@@ -260,6 +284,7 @@ impl Chains {
                 let mut register = write_soon(&shared.register);
                 is_more =
                     self.reclaim_some(shared, &mut register, RECLAIMED_AT_ONCE, oldest, unpinned);
+                register.forget_fresh(oldest);
                 self.add(&mut register.tally);
             }
         }
@@ -318,25 +343,24 @@ impl Chains {
         oldest: Time,
         unpinned: &mut Vec<BlobRef>,
     ) {
+        register.forget_fresh(oldest);
         for _ in 0..most {
             let Some((time, entry)) = register.fresh.front().copied() else { return };
-            // Otherwise it goes with its chain.
-            if time > oldest {
-                let mut lists = write_soon(self.bucket(entry));
-                if let Some(chain) = lists.find_mut(entry)
-                    && let Some(index) = chain.old.iter().rposition(|(at, _)| *at == time)
-                {
-                    match chain.is_seen(index, views) {
-                        // The next change of the entry looks again, or the end of the oldest view.
-                        true if register.fresh.len() > FRESH => {}
-                        true => return,
-                        false => {
-                            let (_, old) = chain.old.remove(index);
-                            register.tally.dropped(&chain.key, &old, unpinned);
-                        }
+            let mut lists = write_soon(self.bucket(entry));
+            if let Some(chain) = lists.find_mut(entry)
+                && let Ok(index) = chain.old.binary_search_by_key(&time, |(at, _)| *at)
+            {
+                match chain.is_seen(index, views) {
+                    // The next change of the entry looks again, or the end of the oldest view.
+                    true if register.fresh.len() > FRESH => {}
+                    true => return,
+                    false => {
+                        let (_, old) = chain.old.remove(index);
+                        register.tally.dropped(&chain.key, &old, unpinned);
                     }
                 }
             }
+            drop(lists);
             register.fresh.pop_front();
         }
     }
@@ -411,7 +435,8 @@ impl LockedChains<'_> {
         let Some(chain) = lists.and_then(|lists| lists.find_mut(entry)) else { return 0 };
         let counted = (&mut register.tally, unpinned);
         let (is_kept, before) = chain.put(time, replaced, views, pin, counted);
-        if is_kept {
+        // What a very large change keeps is in no cache any more.
+        if is_kept && self.entries <= FRESH {
             register.fresh.push_back((time, entry));
         }
         before
@@ -442,12 +467,17 @@ impl LockedChains<'_> {
         unpinned: &mut Vec<BlobRef>,
     ) {
         let (chains, shared) = (self.chains, self.shared);
-        let most = RECLAIMED_PER_CHANGE.max(2 * self.buckets.len());
+        let most = RECLAIMED_PER_CHANGE.max(2 * self.entries);
         self.buckets.clear();
         let register = &mut self.register;
         match views {
             // The list of views is locked, and its lock comes after those of buckets.
-            FoundViews::Many(_) => drop(views),
+            FoundViews::Many(_) => {
+                drop(views);
+                register.forget_fresh(oldest);
+                let more = register.fresh.len().saturating_sub(FRESH);
+                register.fresh.drain(..more);
+            }
             FoundViews::Few(_) => chains.drop_fresh(register, most, &views, oldest, unpinned),
         }
         chains.reclaim_some(shared, register, most, oldest, unpinned);

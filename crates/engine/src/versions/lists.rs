@@ -189,11 +189,11 @@ impl Lists {
         *at = removed.next.take();
         self.count -= 1;
         if self.heads.len() > 4 * self.count.max(SMALL / 4) {
-            for _ in 0..2 {
+            for _ in 0..4 {
                 let list = self.heads.pop().flatten();
                 self.distribute(list);
             }
-            if self.heads.capacity() > 4 * self.heads.len() {
+            if self.heads.capacity() >= 4 * self.heads.len() {
                 self.heads.shrink_to_fit();
             }
         }

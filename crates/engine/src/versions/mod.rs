@@ -15,8 +15,8 @@
 //!    (`chains.rs`);
 //! 2. notes in a table that its entries change now, or later (`changed.rs`);
 //! 3. takes its time;
-//! 4. puts the old values into the chains, as far as a view sees them (`views.rs`), and unlocks what
-//!    it has locked;
+//! 4. puts the old values into the chains, as far as a view sees them (`views.rs`), and unlocks
+//!    these;
 //! 5. validates, if it is the commit of a transaction: looks in the table, and then in the chains,
 //!    for changes of what the transaction has read, after its view's time and before its own;
 //! 6. changes the leaves, and unlocks them.
@@ -401,7 +401,10 @@ impl Versions {
         let is_range_changed = |(tree, (start, end)): &(u32, KeyBounds)| {
             let bounds = (start.as_ref().map(|key| &key[..]), end.as_ref().map(|key| &key[..]));
             self.loads.after(*tree, since).is_some()
-                || is_range(bounds) && self.chains.has_range_changed(*tree, bounds, (since, until))
+                || is_range(bounds)
+                    && self.chains.has_range_changed(*tree, bounds, (since, until), |entry| {
+                        self.changed.may_be_after(since, entry)
+                    })
         };
         (!is_planted(StoreBug::UncheckedKeys) && reads.keys().any(is_changed))
             || (!is_planted(StoreBug::UncheckedRanges)
@@ -475,6 +478,12 @@ impl Versions {
     /// The number of views and the age of the oldest.
     pub(crate) fn views(&self) -> (u64, Option<Duration>) {
         self.views.stat()
+    }
+
+    /// The number of old values that changes look at again.
+    #[cfg(test)]
+    pub(crate) fn fresh(&self) -> usize {
+        self.chains.fresh()
     }
 
     /// The number of chains, by two counts.

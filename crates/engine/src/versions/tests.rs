@@ -161,3 +161,26 @@ fn the_memory_of_old_values_is_never_less_than_none() {
     versions.reclaim(&mut vec![]);
     assert_eq!((versions.counts(), versions.bytes()), ((0, 0), 0));
 }
+
+/// With many views nothing is looked at again, and nothing is noted for that without a bound.
+#[test]
+fn very_many_changes_beside_many_views_take_no_memory() {
+    let (gate, versions) = (Gate::default(), Versions::new(1 << 20));
+    let held = versions.begin_view(&gate.freeze());
+    let keep = || {
+        let replaced = Replaced { tree: 1, key: b"key", old: None };
+        versions.keep(&[replaced], |_| {}, &mut vec![]);
+    };
+    let mut views = vec![held];
+    for _ in 0..20 {
+        keep();
+        views.extend(versions.try_begin_view());
+    }
+    for _ in 0..5000 {
+        let view = versions.try_begin_view().unwrap();
+        keep();
+        versions.end_view(view, false, &mut vec![]);
+    }
+    assert!(versions.fresh() <= 1000, "{} values", versions.fresh());
+    views.iter().for_each(|view| versions.end_view(*view, false, &mut vec![]));
+}
