@@ -2,11 +2,14 @@
 //! next opening finds what was acknowledged.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 
 use rustix::io::Errno;
 use vellum_log::{LogError, SimulatedDevice, SimulatedFault, SimulatedOptions};
-use vellum_pool::device::{Device, Fault, FaultyDevice, MemoryDevice, Operation};
+use vellum_pool::device::{
+    Call, Device, Fault, FaultyDevice, HookedDevice, MemoryDevice, Operation,
+};
 
 use crate::{Error, Options, Store, Tree};
 
@@ -93,7 +96,7 @@ fn threads_share_the_room_of_a_small_log() {
     let (log, file) = (log(40), Arc::new(MemoryDevice::new()));
     let store = Store::create_on(file, &options(&log, 2 << 20)).unwrap();
     let tree = store.create_tree("tree").unwrap();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for thread in 0..6 {
             let tree = &tree;
             scope.spawn(move || {
@@ -157,6 +160,49 @@ fn a_file_that_cannot_be_shortened_is_closed_all_the_same() {
     expect(&store, 10);
     store.close().unwrap();
     assert!(memory.pages().unwrap() < before);
+}
+
+/// A thread holds the page of a removed value at the end of the file while the store is closed, as
+/// an evictor that writes it does, and lets go of it just before the close notes how long the file
+/// is. Then the place comes free after that.
+#[test]
+fn a_closed_file_is_as_long_as_its_header_says() {
+    let (log, memory) = (log(64), Arc::new(MemoryDevice::new()));
+    let device = Arc::new(HookedDevice::new(memory.clone()));
+    let store = Store::create_on(device.clone(), &options(&log, 64 << 10)).unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    (0..10).for_each(|number| put(&tree, number).unwrap());
+    // A gap, for the free map.
+    tree.upsert(b"gap", &[7; 50_000]).unwrap();
+    tree.upsert(b"long", &[7; 100_000]).unwrap();
+    tree.remove(b"gap").unwrap();
+    let (let_go, asked) = mpsc::channel();
+    let (held, waits) = mpsc::channel();
+    thread::scope(|scope| {
+        let tree = &tree;
+        scope.spawn(move || {
+            let value = tree.get(b"long").unwrap();
+            held.send(()).unwrap();
+            asked.recv().unwrap();
+            drop(value);
+            held.send(()).unwrap();
+        });
+        waits.recv().unwrap();
+        tree.remove(b"long").unwrap();
+        let once = Mutex::new(Some((let_go, waits)));
+        device.set_hook(move |call| {
+            // The changed pages come first.
+            if matches!(call, Call::Write(_))
+                && let Some((let_go, waits)) = once.lock().unwrap().take()
+            {
+                let_go.send(()).unwrap();
+                waits.recv().unwrap();
+            }
+        });
+        store.close().unwrap();
+    });
+    let store = Store::open_on(memory, &options(&log, 64 << 10)).unwrap();
+    expect(&store, 10);
 }
 
 #[test]

@@ -174,7 +174,7 @@ impl PageStore {
         self.write_log_cut(log, cut, header, &mut maps)?;
         // Only now: the header before this one needs the file's whole length. No error: the header
         // is clean, so no later change may rely on the log.
-        if let Err(error) = self.pool.trim() {
+        if let Err(error) = self.pool.trim_to(header.file_pages) {
             tracing::warn!("the file stays longer than its pages: {error}");
         }
         Ok(())
