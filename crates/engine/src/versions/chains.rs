@@ -10,10 +10,11 @@
 //! threads rarely want the same one, and each thread mostly works in its own register: threads on
 //! processors that are far from each other do not wait for each other's memory.
 //!
-//! A chain stays in one register until it goes, whoever extends it. It does not go while a view is
-//! older than its newest change. So a thread that looks through all registers after it has taken
-//! its time, one after the other, misses no change of an earlier time: either the chain was there
-//! before that change, and stays where it is, or the change has locked its own register.
+//! A chain stays in one register until it is removed, also if other threads extend it. It is not
+//! removed while a view is older than its newest change. So a thread that looks through all
+//! registers after it has taken its time, one after the other, misses no change of an earlier time:
+//! either the chain was there before that change, and stays where it is, or the change has locked
+//! its own register.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -77,7 +78,8 @@ struct Register {
     queue: VecDeque<(Time, EntryHash)>,
     /// The newest old values, by the changes that have replaced them.
     fresh: VecDeque<(Time, EntryHash)>,
-    /// What the threads of this register have kept and dropped, and nobody else knows of yet.
+    /// What the threads of this register have kept and dropped, and have not added to the counts
+    /// that all threads share.
     tally: Tally,
 }
 
@@ -100,7 +102,7 @@ impl Register {
         shrink(&mut self.queue);
     }
 
-    /// Forgets the fresh values that no view is older than: they go with their chains.
+    /// Forgets the fresh values that no view sees: the queue comes to their chains.
     fn forget_fresh(&mut self, oldest: Time) {
         while self.fresh.front().is_some_and(|(time, _)| *time <= oldest) {
             self.fresh.pop_front();
@@ -198,13 +200,13 @@ impl Chains {
     }
 
     fn bucket(&self, entry: EntryHash) -> &RwLock<Lists> {
-        &self.buckets[entry.other_place(BUCKETS)].0
+        &self.buckets[entry.bucket(BUCKETS)].0
     }
 
     /// Locks what a change of these entries needs.
     pub(crate) fn lock(&self, entries: &[EntryHash]) -> LockedChains<'_> {
         let mut places: SmallVec<[usize; 8]> =
-            entries.iter().map(|entry| entry.other_place(BUCKETS)).collect();
+            entries.iter().map(|entry| entry.bucket(BUCKETS)).collect();
         // They come from the memory of other processors at the same time.
         places.iter().for_each(|place| prefetch_value(&self.buckets[*place]));
         places.sort_unstable();
@@ -380,8 +382,8 @@ impl Chains {
 type LockedBuckets<'c> = SmallVec<[(usize, RwLockWriteGuard<'c, Lists>); 8]>;
 
 /// The locked bucket of an entry.
-fn find<'b>(buckets: &'b mut LockedBuckets<'_>, entry: EntryHash) -> Option<&'b mut Lists> {
-    let place = entry.other_place(BUCKETS);
+fn bucket_of<'b>(buckets: &'b mut LockedBuckets<'_>, entry: EntryHash) -> Option<&'b mut Lists> {
+    let place = entry.bucket(BUCKETS);
     let at = buckets.binary_search_by_key(&place, |(place, _)| *place).ok()?;
     Some(&mut buckets[at].1)
 }
@@ -398,14 +400,14 @@ impl LockedChains<'_> {
         // What is there comes from memory for all entries at the same time.
         let buckets = &mut self.buckets;
         for entry in entries {
-            find(buckets, *entry).iter().for_each(|lists| lists.prefetch_list(*entry));
+            bucket_of(buckets, *entry).iter().for_each(|lists| lists.prefetch_list(*entry));
         }
         for entry in entries {
-            find(buckets, *entry).iter().for_each(|lists| lists.prefetch_chain(*entry));
+            bucket_of(buckets, *entry).iter().for_each(|lists| lists.prefetch_chain(*entry));
         }
         let mut added = 0;
         for (entry, replaced) in entries.iter().zip(replaced) {
-            if let Some(lists) = find(buckets, *entry)
+            if let Some(lists) = bucket_of(buckets, *entry)
                 && lists.find(*entry).is_none()
             {
                 let chain = Box::new(Chain::new(*entry, replaced));
@@ -431,7 +433,7 @@ impl LockedChains<'_> {
         unpinned: &mut Vec<BlobRef>,
     ) -> Time {
         let register = &mut *self.register;
-        let lists = find(&mut self.buckets, entry);
+        let lists = bucket_of(&mut self.buckets, entry);
         let Some(chain) = lists.and_then(|lists| lists.find_mut(entry)) else { return 0 };
         let counted = (&mut register.tally, unpinned);
         let (is_kept, before) = chain.put(time, replaced, views, pin, counted);
@@ -445,7 +447,7 @@ impl LockedChains<'_> {
     /// As [`Chain::take_back`]. If the change had made the chain, it goes.
     pub(crate) fn take_back(&mut self, time: Time, entry: EntryHash, unpinned: &mut Vec<BlobRef>) {
         let register = &mut *self.register;
-        let Some(lists) = find(&mut self.buckets, entry) else { return };
+        let Some(lists) = bucket_of(&mut self.buckets, entry) else { return };
         let Some(chain) = lists.find_mut(entry) else { return };
         if chain.take_back(time, (&mut register.tally, unpinned))
             && let Some(chain) = lists.remove(entry)

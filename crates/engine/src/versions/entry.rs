@@ -85,15 +85,14 @@ impl EntryHash {
         (self.0[0] % count) as usize
     }
 
-    /// One of `count` lists, a power of two, by bits that [`place`](Self::place) and
-    /// [`other_place`](Self::other_place) do not use.
-    pub(crate) fn list(self, count: usize) -> usize {
-        self.0[1] as usize & (count - 1)
+    /// One of `count` buckets, by other bits.
+    pub(crate) fn bucket(self, count: usize) -> usize {
+        (self.0[0] >> 32) as usize % count
     }
 
-    /// The same as [`place`](Self::place), by other bits.
-    pub(crate) fn other_place(self, count: usize) -> usize {
-        (self.0[0] >> 32) as usize % count
+    /// One of the `count` lists of a bucket, a power of two, by other bits than both.
+    pub(crate) fn list(self, count: usize) -> usize {
+        self.0[1] as usize & (count - 1)
     }
 }
 
