@@ -189,6 +189,18 @@ int vellum_store_open(const char *path, const struct vellum_store_options *optio
 int vellum_store_sync(const vellum_store *store);
 
 /*
+ * Changes the size of the store's pool, in bytes, while threads use the store. Returns when the
+ * pool's pages take no more memory than that, and the kernel has the rest. A pool never becomes larger
+ * than it was when the store was opened: a program that wants to grow opens the store with the most
+ * memory that it will ever have, which the pool takes only as it needs it, and shrinks the pool.
+ *
+ * -EINVAL   fewer than eight pages of a tree, or more than the store was opened with
+ * -ENOBUFS  cursors and readers hold more memory, or changed pages cannot be written. The pool has the
+ *           size that it had.
+ */
+int vellum_store_resize_pool(const vellum_store *store, uint64_t bytes);
+
+/*
  * Makes everything durable, ends the use of the store's trees, readers and writers, unlocks the file
  * and frees the handle. Does nothing with NULL. The call frees the handle even if it fails; then
  * changes that were not durable before may be lost. It drops the values of unfinished writers.

@@ -113,6 +113,12 @@ pub extern "C" fn vellum_store_sync(store: Option<&StoreHandle>) -> c_int {
 
 /// See the header.
 #[unsafe(no_mangle)]
+pub extern "C" fn vellum_store_resize_pool(store: Option<&StoreHandle>, bytes: u64) -> c_int {
+    call(|| Ok(given(store, "the store")?.0.resize_pool(bytes)?))
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
 pub extern "C" fn vellum_store_close(store: Option<Box<StoreHandle>>) -> c_int {
     call(|| Ok(store.map_or(Ok(()), |store| store.0.close())?))
 }

@@ -156,6 +156,15 @@ static void streams(vellum_store *store)
 	CHECK(vellum_writer_finish(writer, VELLUM_NEW) == 0);
 	vellum_writer_close(writer);
 	CHECK(vellum_store_sync(store) == 0);
+
+	/* The pool shrinks, and grows again. The value is longer than it is. */
+	CHECK(vellum_store_resize_pool(store, POOL / 2) == 0);
+	CHECK(vellum_reader_open(tree, "key", 3, &reader) == 0);
+	vellum_reader_close(reader);
+	CHECK(vellum_store_resize_pool(store, POOL) == 0);
+	CHECK(vellum_store_resize_pool(store, 2 * POOL) == -EINVAL);
+	CHECK(vellum_store_resize_pool(store, 4096) == -EINVAL);
+	CHECK(vellum_store_resize_pool(NULL, POOL) == -EINVAL);
 	vellum_tree_close(tree);
 }
 
@@ -221,6 +230,8 @@ static void misuse(vellum_store *store)
 	CHECK(vellum_store_open("main", &options, &other) == -EBUSY);
 	CHECK(vellum_store_open("none", NULL, &other) == -ENOENT);
 	options.flags = VELLUM_CREATE;
+	CHECK(vellum_store_open("x", &options, &other) == -EINVAL && other == store);
+	options.pool_bytes = UINT64_MAX;
 	CHECK(vellum_store_open("x", &options, &other) == -EINVAL && other == store);
 	CHECK(vellum_store_sync(NULL) == -EINVAL && vellum_store_close(NULL) == 0);
 

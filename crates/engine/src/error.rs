@@ -337,6 +337,7 @@ impl Error {
             Error::PoolTooSmall { .. } | Error::BadOption(_) | Error::NotSorted { .. } => {
                 Errno::INVAL
             }
+            Error::Pool(cause) if cause.is_of_size() => Errno::INVAL,
             Error::NotDurable(cause) => return cause.errno(),
             Error::Conflict => Errno::AGAIN,
             Error::TransactionTooLarge(_) => Errno::TOOBIG,
@@ -413,9 +414,9 @@ impl From<PoolError> for Error {
                 Error::damaged(PageRef { id, frames: 1 }, "it is not allocated")
             }
             PoolError::InUse(page) => Error::damaged(page, "it is in use without being allocated"),
-            PoolError::Exhausted { .. } | PoolError::PageTooLarge { .. } => {
-                Error::PoolExhausted(Box::new(error))
-            }
+            PoolError::Exhausted { .. }
+            | PoolError::PageTooLarge { .. }
+            | PoolError::CannotShrink { .. } => Error::PoolExhausted(Box::new(error)),
             PoolError::DiskFull { .. } => Error::DiskFull(Box::new(error)),
             PoolError::Read { .. }
             | PoolError::Write { .. }

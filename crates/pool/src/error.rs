@@ -82,6 +82,32 @@ pub enum PoolError {
         /// The last failed write-back, if that is what keeps pages in memory.
         because: Option<String>,
     },
+    /// Guards hold more frames than the pool is to have, or their pages cannot be written back. The
+    /// pool has the size that it had.
+    #[error(
+        "the pool cannot shrink to {}: {} are in use and could not be evicted{}; drop guards, or \
+         choose a larger size",
+        size(*capacity), size(*used),
+        .because.as_deref().map(|why| format!(" (writing back failed: {why})")).unwrap_or_default()
+    )]
+    CannotShrink {
+        /// The size that the caller asked for, in frames.
+        capacity: u64,
+        /// Frames in use.
+        used: u64,
+        /// The last failed write-back, if that is what keeps pages in memory.
+        because: Option<String>,
+    },
+    /// The caller asked for a larger pool than it may become.
+    #[error(
+        "the pool can have {} at most: open it with a larger maximum (PoolOptions::max_bytes, \
+         Options::max_pool_bytes)",
+        size(*max)
+    )]
+    BeyondMaximum {
+        /// The most frames that the pool can have.
+        max: u64,
+    },
     /// The page is larger than the pool.
     #[error(
         "a value, or another page, of {} does not fit the pool of {}: open with a pool of {} or \
@@ -130,6 +156,9 @@ pub enum PoolError {
         /// The most that a table has room for.
         max: u64,
     },
+    /// The kernel does not take the memory of free slots from the process.
+    #[error("the kernel does not take back the memory of the pool: is it locked (mlockall)?")]
+    MemoryKept,
     /// A background thread could not be started.
     #[error("starting a background thread failed: {0}; ask for fewer, or raise the limit")]
     Thread(#[source] io::Error),
@@ -176,6 +205,16 @@ pub enum PoolError {
 }
 
 impl PoolError {
+    /// Whether the caller asked for a size that the pool cannot have.
+    pub fn is_of_size(&self) -> bool {
+        matches!(
+            self,
+            PoolError::PoolTooSmall { .. }
+                | PoolError::PoolTooLarge { .. }
+                | PoolError::BeyondMaximum { .. }
+        )
+    }
+
     /// Whether the format has put the write off: [`PageFormat::write_ahead`](crate::PageFormat)
     /// said "not now".
     pub(crate) fn is_put_off(&self) -> bool {

@@ -16,7 +16,7 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use vellum_vm::{Entry, Errno, PageRange, Surface};
+use vellum_vm::{Entry, Errno, PAGE_SIZE, PageRange, Surface};
 
 use crate::core::{Core, ReservedPage};
 use crate::error::PoolError;
@@ -24,6 +24,8 @@ use crate::page::PageRef;
 use crate::page::frame_states::Claim;
 use crate::page::state::{Leave, PageState, State, Word};
 use crate::page::states::States;
+use crate::slots::Slots;
+use crate::sync::interleave;
 
 /// From so many frames on, a new page's memory is populated by one call instead of by faults.
 const POPULATE_FROM: u32 = 4;
@@ -389,6 +391,40 @@ impl Core {
         }
         self.unlock(page, Leave::Free, false);
         Ok(Some(true))
+    }
+
+    /// Moves a page from its slot to one of a chunk that stays when the pool shrinks. False if it
+    /// is in none, if a thread holds it, or if no slot is free.
+    ///
+    /// The thread holds the page exclusively while it copies the bytes. An optimistic reader with
+    /// an older word reads the old slot, and finds that the version has changed.
+    pub(crate) fn move_page(&self, slots: &Slots, page: PageRef) -> bool {
+        let (state, seen) = self.look_at_known(page);
+        if !matches!(seen.state(), State::Unlocked | State::Marked) {
+            return false;
+        }
+        let Some(to) = slots.take_elsewhere() else { return false };
+        if !state.try_lock(seen) {
+            slots.give_back(to);
+            return false;
+        }
+        let from = self.held_slot(page);
+        // Another page may be in its place since. If that is in a slot, too, it has this length.
+        if from == 0 {
+            self.unlock(page, Leave::Unlocked, false);
+            slots.give_back(to);
+            return false;
+        }
+        state.move_slot(from, to);
+        interleave();
+        let bytes = slots.frames() as usize * PAGE_SIZE;
+        // SAFETY: both slots are mapped. No thread writes to the page, which is held exclusively,
+        // and the other slot is this thread's; what optimistic readers read of it is discarded.
+        unsafe { slots.address(from).copy_to_nonoverlapping(slots.address(to), bytes) };
+        interleave();
+        self.unlock(page, Leave::Unlocked, false);
+        slots.give_back(from);
+        true
     }
 
     fn begin_release(&self, page: PageRef, leave: Leave) {

@@ -29,12 +29,17 @@
 //!
 //! A huge page is registered with the device until it is split: reads into it cost less
 //! (`device/uring_batch.rs`).
+//!
+//! A pool that becomes smaller *vacates* chunks (`pool/resize.rs`): it keeps slots of theirs apart
+//! that are free, or become free, and moves the pages from the others to slots of other chunks.
+//! Then it returns the memory to the kernel. A chunk without memory is one huge page again at its
+//! next touch.
 
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64 as Setting, AtomicUsize};
 
 use vellum_vm::{Advice, BackendChoice, Entry, HUGE_PAGES, PAGE_SIZE, PageRange, Surface};
 
@@ -78,6 +83,10 @@ pub(crate) struct Slots {
     free: [FreeList; LISTS],
     /// Free slots with memory in chunks that are huge no more.
     free_in_split: FreeList,
+    /// For each chunk: whether the pool vacates it.
+    vacating: Box<[AtomicBool]>,
+    /// Free slots of chunks that the pool vacates.
+    free_in_vacating: FreeList,
 }
 
 /// When pages lie in slots.
@@ -93,10 +102,22 @@ pub(crate) enum UseSlots {
 struct Absent {
     /// Slots that had memory once, or whose chunk has no huge page.
     slots: Vec<u64>,
-    /// The frames before this one belong to slots that have memory, or are in `slots`.
+    /// Chunks that had memory once, and whose slots are in no list.
+    chunks: Vec<usize>,
+    /// The frames before this one belong to slots that have memory, or are in `slots`, or to
+    /// `chunks`.
     touched: u64,
     /// Frames of all slots.
     end: u64,
+}
+
+impl Absent {
+    /// The slots of the next chunk without memory go to lists.
+    fn take_chunk(&mut self) {
+        if self.chunks.pop().is_none() {
+            self.touched += HUGE_PAGES;
+        }
+    }
 }
 
 /// A list of free slots.
@@ -108,7 +129,7 @@ struct FreeList(Mutex<Vec<u64>>);
 #[repr(align(128))]
 #[derive(Debug)]
 struct Memory {
-    capacity: u64,
+    capacity: Setting,
     /// Upper 32 bits: frames of slots, free or not. Lower 32 bits: frames on the surface.
     used: AtomicU64,
 }
@@ -118,16 +139,24 @@ const OF_SLOT: u64 = 1 << 32;
 const ON_SURFACE: u64 = 1;
 
 impl Memory {
+    fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    fn used(&self) -> u64 {
+        let used = self.used.load(Ordering::Relaxed);
+        used / OF_SLOT + used % OF_SLOT
+    }
+
     /// How many frames too many there would be with `more`.
     fn missing(&self, more: u64) -> u64 {
-        let used = self.used.load(Ordering::Relaxed);
-        (used / OF_SLOT + used % OF_SLOT + more).saturating_sub(self.capacity)
+        (self.used() + more).saturating_sub(self.capacity())
     }
 
     /// Counts `frames` more, in one of the halves, if there is room for them.
     fn try_add(&self, frames: u64, unit: u64) -> bool {
         let mut used = self.used.load(Ordering::Relaxed);
-        while used / OF_SLOT + used % OF_SLOT + frames <= self.capacity {
+        while used / OF_SLOT + used % OF_SLOT + frames <= self.capacity() {
             let more = used + frames * unit;
             let (done, failed) = (Ordering::AcqRel, Ordering::Relaxed);
             match self.used.compare_exchange_weak(used, more, done, failed) {
@@ -141,6 +170,44 @@ impl Memory {
     fn remove(&self, frames: u64, unit: u64) {
         self.used.fetch_sub(frames * unit, Ordering::AcqRel);
     }
+}
+
+/// Chunks that the pool vacates, and their slots that are kept apart.
+#[derive(Debug, Default)]
+#[must_use = "the slots are kept apart until it ends"]
+pub(crate) struct VacatingChunks(BTreeMap<usize, VacatingSlots>);
+
+/// Slots of one of these chunks. The others have pages, or threads have taken them for some.
+#[derive(Debug, Default)]
+struct VacatingSlots {
+    /// Free slots with memory.
+    free: Vec<u64>,
+    /// Slots without memory.
+    absent: Vec<u64>,
+    /// The number of slots whose memory is to be returned: of all that have some, or of a part.
+    wanted: usize,
+}
+
+impl VacatingSlots {
+    fn are_enough(&self) -> bool {
+        self.free.len() >= self.wanted
+    }
+}
+
+impl VacatingChunks {
+    fn of(&mut self, slot: u64) -> &mut VacatingSlots {
+        self.0.entry(chunk_of(slot)).or_default()
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The chunk of a slot.
+fn chunk_of(slot: u64) -> usize {
+    ((slot - 1) / HUGE_PAGES) as usize
 }
 
 std::thread_local! {
@@ -159,23 +226,23 @@ fn own_list() -> usize {
 }
 
 impl Slots {
-    /// Slots of `frames` frames each, as many as a pool of `capacity` frames has room for, for
-    /// pages of a device. `huge` asks the kernel for huge pages.
+    /// Slots of `frames` frames each, for pages of a device, in a pool that has `capacity` frames
+    /// and may have `most`. `huge` asks the kernel for huge pages.
     ///
     /// # Errors
     /// [`PoolError::TooManySlots`], or no address space.
     pub(crate) fn new(
         frames: u32,
-        capacity: u64,
+        (capacity, most): (u64, u64),
         use_when: UseSlots,
         huge: bool,
         device: &dyn Device,
     ) -> Result<Slots, PoolError> {
-        if capacity > SlotMask::FRAMES_MAX {
-            return Err(PoolError::TooManySlots { frames: capacity, max: SlotMask::FRAMES_MAX });
+        if most > SlotMask::FRAMES_MAX {
+            return Err(PoolError::TooManySlots { frames: most, max: SlotMask::FRAMES_MAX });
         }
         let frames = u64::from(frames.max(1));
-        let end = capacity - capacity % frames;
+        let end = most - most % frames;
         let surface = Surface::reserve(end, BackendChoice::Auto)?;
         // No read needs to populate a slot: it has memory, or gets it by the read.
         surface.claimed_by_owner();
@@ -193,9 +260,11 @@ impl Slots {
             mask: SlotMask::for_frames(end),
             use_when,
             are_used: AtomicBool::new(use_when == UseSlots::Always),
-            memory: Memory { capacity, used: AtomicU64::new(0) },
-            absent: Mutex::new(Absent { slots: Vec::new(), touched: 0, end }),
+            memory: Memory { capacity: Setting::new(capacity), used: AtomicU64::new(0) },
+            absent: Mutex::new(Absent { slots: Vec::new(), chunks: Vec::new(), touched: 0, end }),
             huge: (0..chunks).map(|_| AtomicBool::new(true)).collect(),
+            vacating: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
+            free_in_vacating: FreeList::default(),
             registering: Mutex::new(()),
             free: std::array::from_fn(|_| FreeList::default()),
             free_in_split: FreeList::default(),
@@ -219,7 +288,8 @@ impl Slots {
 
     /// Notes the length of the file.
     pub(crate) fn note_file_pages(&self, pages: u64) {
-        let outgrown = pages > self.memory.capacity - self.memory.capacity / 16;
+        let capacity = self.memory.capacity();
+        let outgrown = pages > capacity - capacity / 16;
         self.are_used.store(!self.are_optional() || outgrown, Ordering::Relaxed);
     }
 
@@ -252,9 +322,10 @@ impl Slots {
     /// How many chunks of 512 frames were touched and not split since: huge pages, if the kernel
     /// had some.
     pub(crate) fn huge_chunks(&self) -> u64 {
-        let touched = lock(&self.absent).touched / HUGE_PAGES;
-        let touched = self.huge.iter().take(touched as usize);
-        touched.filter(|huge| huge.load(Ordering::Relaxed)).count() as u64
+        let absent = lock(&self.absent);
+        let touched = self.huge.iter().take((absent.touched / HUGE_PAGES) as usize);
+        let huge = touched.filter(|huge| huge.load(Ordering::Relaxed)).count();
+        (huge - absent.chunks.len()) as u64
     }
 
     /// Takes a free slot, for a thread that has taken its frames out of the budget. None if there
@@ -291,7 +362,10 @@ impl Slots {
             return None;
         }
         let mut absent = lock(&self.absent);
-        let place = absent.touched;
+        let place = match absent.chunks.last() {
+            Some(chunk) => *chunk as u64 * HUGE_PAGES,
+            None => absent.touched,
+        };
         let first = place + 1;
         let others = 1..HUGE_PAGES / self.frames;
         let others = others.rev().map(|number| first + number * self.frames);
@@ -306,7 +380,7 @@ impl Slots {
             None => return self.pop_absent(&mut absent),
         };
         if self.memory.try_add(HUGE_PAGES, OF_SLOT) {
-            absent.touched += HUGE_PAGES;
+            absent.take_chunk();
             lock(&self.free[own].0).extend(others);
             drop(absent);
             self.register(first);
@@ -318,7 +392,7 @@ impl Slots {
                 tracing::warn!("the pool may take 2 MiB more than its size: {error}");
             }
             huge.store(false, Ordering::Relaxed);
-            absent.touched += HUGE_PAGES;
+            absent.take_chunk();
             absent.slots.extend(others.chain([first]));
         }
         self.pop_absent(&mut absent)
@@ -334,7 +408,7 @@ impl Slots {
         }
         let _registering = lock(&self.registering);
         if self.is_huge(first) {
-            self.registered.add(self.range_of(self.chunk(first)));
+            self.registered.add(self.range_of(chunk_of(first)));
         }
     }
 
@@ -350,6 +424,13 @@ impl Slots {
     /// Gives a slot back that no page is in any more. The caller puts its frames back into the
     /// budget afterwards.
     pub(crate) fn give_back(&self, slot: u64) {
+        if self.is_vacating(slot) {
+            let mut list = lock(&self.free_in_vacating.0);
+            // Under the lock, so that no slot comes to the list after the end.
+            if self.is_vacating(slot) {
+                return list.push(slot);
+            }
+        }
         let is_in_split = !self.huge.is_empty() && !self.is_huge(slot);
         let list = if is_in_split { &self.free_in_split } else { &self.free[own_list()] };
         lock(&list.0).push(slot);
@@ -376,7 +457,7 @@ impl Slots {
 
     /// Takes the memory of free slots that have `missing` frames, and of some more. False if the
     /// kernel does not take it now.
-    fn trim(&self, missing: u64) -> bool {
+    pub(crate) fn trim(&self, missing: u64) -> bool {
         let mut absent = lock(&self.absent);
         let few = missing.div_ceil(self.frames) as usize;
         let least = if self.huge.is_empty() { 0 } else { TRIMMED_MIN / self.frames };
@@ -385,6 +466,12 @@ impl Slots {
         while victims.len() < few && self.split_one() {
             victims.append(&mut self.pop_small(wanted - victims.len()));
         }
+        self.release_slots(victims, &mut absent) > 0
+    }
+
+    /// Takes the memory of free slots in small pages that are in no list. Slots whose memory the
+    /// kernel does not take go back to lists. Returns how many frames it has taken.
+    fn release_slots(&self, victims: Vec<u64>, absent: &mut Absent) -> u64 {
         let range = |slot: &u64| PageRange::new(self.place(*slot), self.frames);
         let mut entries: Vec<Entry> = victims.iter().map(|slot| Entry::new(range(slot))).collect();
         // SAFETY: the slots are free and in no list, so that only optimistic readers look at them,
@@ -401,7 +488,7 @@ impl Slots {
             }
         }
         self.memory.remove(taken, OF_SLOT);
-        taken > 0
+        taken
     }
 
     /// Takes up to `most` free slots in small pages.
@@ -425,7 +512,7 @@ impl Slots {
         let mut counts: BTreeMap<usize, u64> = BTreeMap::new();
         for list in &self.free {
             for slot in lock(&list.0).iter().filter(|slot| self.is_huge(**slot)) {
-                *counts.entry(self.chunk(*slot)).or_default() += 1;
+                *counts.entry(chunk_of(*slot)).or_default() += 1;
             }
         }
         let mut chunks: Vec<(u64, usize)> =
@@ -437,7 +524,7 @@ impl Slots {
         };
         for list in &self.free {
             let mut list = lock(&list.0);
-            let here = list.extract_if(.., |slot| self.chunk(*slot) == chunk).collect::<Vec<_>>();
+            let here = list.extract_if(.., |slot| chunk_of(*slot) == chunk).collect::<Vec<_>>();
             drop(list);
             lock(&self.free_in_split.0).extend(here);
         }
@@ -458,12 +545,155 @@ impl Slots {
         split
     }
 
-    fn chunk(&self, slot: u64) -> usize {
-        (self.place(slot) / HUGE_PAGES) as usize
+    /// So many frames may have memory from now on. Those that have more keep it until
+    /// [`trim`](Self::trim) takes it.
+    pub(crate) fn set_capacity(&self, frames: u64) {
+        self.memory.capacity.store(frames, Ordering::Relaxed);
+    }
+
+    /// How many frames more than `frames` have memory.
+    pub(crate) fn excess(&self, frames: u64) -> u64 {
+        self.memory.used().saturating_sub(frames)
+    }
+
+    /// Begins to vacate chunks, so that only `frames` frames have memory: whole ones, as long as
+    /// there is at least so much too much, and a part of one for the rest. Takes those from which
+    /// the fewest pages have to move, and for the rest one that is split already, if there is one.
+    pub(crate) fn begin_vacating(&self, frames: u64) -> VacatingChunks {
+        let mut absent = lock(&self.absent);
+        let chunks = ((absent.touched / HUGE_PAGES) as usize).min(self.huge.len());
+        // Of each chunk: the slots that have pages, and those that have memory.
+        let (mut pages, mut with_memory) =
+            (vec![self.chunk_slots(); chunks], vec![self.chunk_slots(); chunks]);
+        for slot in absent.slots.iter().filter(|slot| chunk_of(**slot) < chunks) {
+            pages[chunk_of(*slot)] -= 1;
+            with_memory[chunk_of(*slot)] -= 1;
+        }
+        absent.chunks.iter().for_each(|chunk| with_memory[*chunk] = 0);
+        for list in self.lists() {
+            for slot in lock(&list.0).iter().filter(|slot| chunk_of(**slot) < chunks) {
+                pages[chunk_of(*slot)] = pages[chunk_of(*slot)].saturating_sub(1);
+            }
+        }
+        let mut order: Vec<usize> = (0..chunks).filter(|chunk| with_memory[*chunk] > 0).collect();
+        order.sort_by_key(|chunk| pages[*chunk]);
+
+        let mut begun = VacatingChunks::default();
+        let mut begin = |chunk: usize, wanted| {
+            self.vacating[chunk].store(true, Ordering::Relaxed);
+            begun.0.insert(chunk, VacatingSlots { wanted, ..VacatingSlots::default() });
+        };
+        let mut excess = self.excess(frames).div_ceil(self.frames) as usize;
+        order.retain(|&chunk| {
+            let is_whole = with_memory[chunk] <= excess;
+            if is_whole {
+                excess -= with_memory[chunk];
+                begin(chunk, with_memory[chunk]);
+            }
+            !is_whole
+        });
+        let is_split = |chunk: &&usize| !self.huge[**chunk].load(Ordering::Relaxed);
+        let rest = order.iter().find(is_split).or(order.first()).filter(|_| excess > 0);
+        rest.into_iter().for_each(|chunk| begin(*chunk, excess));
+
+        for slot in absent.slots.extract_if(.., |slot| self.is_vacating(*slot)) {
+            begun.of(slot).absent.push(slot);
+        }
+        begun
+    }
+
+    /// Takes a free slot of a chunk that stays, for a page that moves there from one that goes. The
+    /// page keeps its frames of the budget. None if there is none at this moment.
+    pub(crate) fn take_elsewhere(&self) -> Option<u64> {
+        loop {
+            match self.take(false)? {
+                slot if self.is_vacating(slot) => self.give_back(slot),
+                slot => return Some(slot),
+            }
+        }
+    }
+
+    /// Keeps those slots apart that are free now. Returns whether they are enough.
+    pub(crate) fn keep_apart(&self, vacating: &mut VacatingChunks) -> bool {
+        for list in self.lists() {
+            let free: Vec<u64> =
+                lock(&list.0).extract_if(.., |slot| self.is_vacating(*slot)).collect();
+            free.into_iter().for_each(|slot| vacating.of(slot).free.push(slot));
+        }
+        vacating.0.values().all(VacatingSlots::are_enough)
+    }
+
+    /// Returns the memory of the slots to the kernel that were kept apart, where they are enough.
+    /// The others are in use again.
+    pub(crate) fn end_vacating(&self, vacating: VacatingChunks) {
+        let mut absent = lock(&self.absent);
+        for (chunk, mut slots) in vacating.0 {
+            let is_vacant = slots.free.len() + slots.absent.len() == self.chunk_slots();
+            if is_vacant && self.release_chunk(chunk, slots.free.len()) {
+                match self.is_huge_chunk(chunk) {
+                    true => {
+                        absent.chunks.push(chunk);
+                        slots = VacatingSlots::default();
+                    }
+                    false => slots.absent.append(&mut slots.free),
+                }
+            } else if slots.are_enough() && (!self.is_huge_chunk(chunk) || self.split(chunk)) {
+                let victims = slots.free.split_off(slots.free.len() - slots.wanted);
+                self.release_slots(victims, &mut absent);
+            }
+            self.vacating[chunk].store(false, Ordering::Relaxed);
+            absent.slots.append(&mut slots.absent);
+            slots.free.into_iter().for_each(|slot| self.give_back(slot));
+        }
+        let late = std::mem::take(&mut *lock(&self.free_in_vacating.0));
+        late.into_iter().for_each(|slot| self.give_back(slot));
+    }
+
+    /// Returns the memory of a chunk, of which `count` slots have some, to the kernel. False if the
+    /// kernel does not take it. Afterwards the chunk is a huge page at its next touch, unless the
+    /// kernel refuses that.
+    fn release_chunk(&self, chunk: usize, count: usize) -> bool {
+        let range = self.range_of(chunk);
+        let _registering = lock(&self.registering);
+        self.registered.remove(range);
+        let mut entry = [Entry::new(range)];
+        // SAFETY: the slots of the chunk are free and in no list, so that only optimistic readers
+        // look at them, and those discard what they read.
+        unsafe { self.surface.release(&mut entry) };
+        let was_huge = self.huge[chunk].load(Ordering::Relaxed);
+        if entry[0].result.is_err() {
+            if was_huge {
+                self.registered.add(range);
+            }
+            return false;
+        }
+        self.memory.remove(count as u64 * self.frames, OF_SLOT);
+        let is_huge = was_huge || self.surface.advise(range, Advice::HugePage).is_ok();
+        self.huge[chunk].store(is_huge, Ordering::Relaxed);
+        true
+    }
+
+    /// All lists of free slots.
+    fn lists(&self) -> impl Iterator<Item = &FreeList> {
+        self.free.iter().chain([&self.free_in_split, &self.free_in_vacating])
+    }
+
+    /// Slots of a chunk.
+    fn chunk_slots(&self) -> usize {
+        (HUGE_PAGES / self.frames) as usize
+    }
+
+    /// Whether the pool vacates the chunk of a slot.
+    pub(crate) fn is_vacating(&self, slot: u64) -> bool {
+        slot > 0 && self.vacating.get(chunk_of(slot)).is_some_and(|it| it.load(Ordering::Relaxed))
     }
 
     fn is_huge(&self, slot: u64) -> bool {
-        self.huge.get(self.chunk(slot)).is_some_and(|huge| huge.load(Ordering::Relaxed))
+        self.is_huge_chunk(chunk_of(slot))
+    }
+
+    fn is_huge_chunk(&self, chunk: usize) -> bool {
+        self.huge.get(chunk).is_some_and(|huge| huge.load(Ordering::Relaxed))
     }
 }
 
@@ -474,7 +704,7 @@ mod tests {
     use crate::device::MemoryDevice;
 
     fn slots(frames: u32, capacity: u64, when: UseSlots, huge: bool) -> Result<Slots, PoolError> {
-        Slots::new(frames, capacity, when, huge, &MemoryDevice::new())
+        Slots::new(frames, (capacity, capacity), when, huge, &MemoryDevice::new())
     }
 
     #[test]

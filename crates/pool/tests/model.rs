@@ -13,6 +13,8 @@
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use shuttle::rand::Rng;
 use shuttle::sync::atomic::{AtomicBool, Ordering};
@@ -326,6 +328,86 @@ fn a_reader_with_a_reference_of_another_length_stays_within_the_slot() {
         pool.free_page(page).unwrap();
         assert_eq!(pool.allocate(2 * FRAMES).unwrap().page(), place);
         reader.join().unwrap();
+    });
+}
+
+/// Pages move between slots while threads read, change and evict them. Slots that a page has left
+/// are used by others at once.
+#[test]
+fn pages_that_move_lose_nothing_and_deceive_no_reader() {
+    static MOVES: AtomicUsize = AtomicUsize::new(0);
+    check_on(&[(StatePlace::Pages, Translation::Table)], || {
+        let memory = Arc::new(MemoryDevice::new());
+        let pool = Arc::new(pool_for(3, memory.clone(), 0, Arc::new(RawPages)));
+        let pages = new_pages(&pool, 3);
+        for (page, value) in pages.iter().zip([100, 200, 300]) {
+            set(&mut pool.fix_exclusive(*page).unwrap(), value);
+        }
+        // Two of the pages are in slots, and one slot is free.
+        let another = new_pages(&pool, 1)[0];
+        pool.free_page(another).unwrap();
+        let [first, second, third] = pages[..] else { unreachable!() };
+        let (moving, changing, reading) = (pool.clone(), pool.clone(), pool.clone());
+        threads(vec![
+            Box::new(move || {
+                for page in [first, second, first] {
+                    let moved = moving.move_to_another_slot(page);
+                    MOVES.fetch_add(usize::from(moved), Relaxed);
+                }
+            }),
+            Box::new(move || {
+                count_up(&changing, first);
+                drop(changing.fix_shared(third).unwrap());
+                count_up(&changing, first);
+            }),
+            Box::new(move || {
+                let mut newest = 100;
+                for _ in 0..2 {
+                    let pair = reading.read(first, |bytes| {
+                        let first = bytes.u64(FIRST).ok_or(Restart)?;
+                        Ok((first, bytes.u64(LAST).ok_or(Restart)?))
+                    });
+                    let (first, last) = pair.unwrap().unwrap();
+                    assert_eq!(first, last, "a torn read passed validation");
+                    assert!((newest..=102).contains(&first), "{first} after {newest}");
+                    newest = first;
+                }
+            }),
+        ]);
+        pool.write_dirty().unwrap();
+        let values: Vec<_> = pages.iter().map(|page| get(&stored(&memory, *page))).collect();
+        assert_eq!(values, [102, 200, 300]);
+    });
+    assert!(MOVES.load(Relaxed) > schedules(), "pages move");
+}
+
+/// The size of the pool changes while threads change pages. Never more frames are in use than the
+/// largest size has, and in the end no more than the last one has.
+#[test]
+fn the_size_changes_while_pages_come_and_go() {
+    check(|| {
+        let memory = Arc::new(MemoryDevice::new());
+        let pool = Arc::new(pool_for(4, memory.clone(), 1, Arc::new(RawPages)));
+        let pages = new_pages(&pool, 4);
+        let changes = |order: [usize; 3]| -> Box<dyn FnOnce() + Send> {
+            let (pool, pages) = (pool.clone(), pages.clone());
+            Box::new(move || order.into_iter().for_each(|index| count_up(&pool, pages[index])))
+        };
+        let resizing = pool.clone();
+        threads(vec![
+            changes([0, 1, 2]),
+            changes([2, 3, 0]),
+            Box::new(move || {
+                for pages in [2, 4, 3] {
+                    resizing.resize(u64::from(FRAMES) * pages * 4096).unwrap();
+                }
+            }),
+        ]);
+        assert!(pool.stats().resident_frames <= u64::from(FRAMES) * 3);
+        assert!(pool.stats().resident_frames_peak <= u64::from(FRAMES) * 4);
+        pool.write_dirty().unwrap();
+        let counts: Vec<_> = pages.iter().map(|page| get(&stored(&memory, *page))).collect();
+        assert_eq!(counts, [2, 1, 2, 1]);
     });
 }
 

@@ -178,6 +178,13 @@ impl PyStore {
         work(py, || store.sync())
     }
 
+    /// Changes the size of the pool, in bytes, while threads use the store, up to the size with
+    /// which the store was opened. Returns when the kernel has the rest of the memory.
+    fn resize_pool(&self, py: Python<'_>, pool_bytes: u64) -> PyResult<()> {
+        let store = self.store(py)?;
+        work(py, || store.resize_pool(pool_bytes))
+    }
+
     /// Makes everything durable, unlocks the file, and ends the use of all objects of the store,
     /// which then raise ValueError.
     fn close(&self, py: Python<'_>) -> PyResult<()> {

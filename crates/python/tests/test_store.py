@@ -89,6 +89,17 @@ class Stores(InStore):
         medium = number(OSError, lambda: Store.open(self.path + ".x"))
         self.assertEqual(medium, errno.EMEDIUMTYPE)
 
+    def test_the_pool_changes_its_size(self):
+        for number in range(2000):
+            self.tree.put(b"%d" % number, noise(500))
+        self.store.resize_pool(POOL // 2)
+        self.assertEqual(self.tree.get(b"7"), noise(500))
+        self.store.resize_pool(POOL)
+        self.assertEqual(self.tree.get(b"1999"), noise(500))
+        for wrong in [2 * POOL, 4096]:
+            with self.assertRaises(ValueError):
+                self.store.resize_pool(wrong)
+
     def test_a_read_only_store_is_not_changed(self):
         self.tree.put(b"a", b"one")
         self.store.close()

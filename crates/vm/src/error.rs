@@ -114,6 +114,18 @@ pub enum SurfaceError {
     /// The kernel refused the address space.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
+    /// The backend did not get or give back frames.
+    #[error(
+        "the backend cannot have {frames} frames of 4 KiB: {errno}; ENOMEM means that the machine \
+         or the memory cgroup has no more, EPERM that this user may not lock more (`ulimit -l`), \
+         EBUSY that pages have more"
+    )]
+    Frames {
+        /// The frames asked for.
+        frames: u64,
+        /// The error of the kernel.
+        errno: Errno,
+    },
     /// The chosen backend does not work here.
     #[error("the {backend} backend does not work here: {reason}; auto takes one that does")]
     BackendUnavailable {

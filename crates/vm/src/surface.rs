@@ -106,6 +106,16 @@ impl Surface {
         Ok(self.memory.grow(bytes_of(pages)?)?)
     }
 
+    /// Gives the surface's backend more frames or fewer, if it has frames of its own: as many as
+    /// [`reserve_with_frames`](Self::reserve_with_frames) would give. Other backends do not count.
+    ///
+    /// # Errors
+    /// [`SurfaceError::Frames`] if there is no memory, or if too many pages are populated. The
+    /// backend then has as many frames as it could get, or as few as it needs.
+    pub fn resize_frames(&self, frames: u64) -> Result<(), SurfaceError> {
+        self.backend.resize_frames(frames).map_err(|errno| SurfaceError::Frames { frames, errno })
+    }
+
     /// Pages of the surface.
     pub fn pages(&self) -> u64 {
         (self.memory.len() / PAGE_SIZE) as u64

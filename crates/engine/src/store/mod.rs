@@ -328,10 +328,40 @@ impl Store {
     pub fn limits(&self) -> Limits {
         Limits {
             max_key: self.core.pages.limits.max_key,
-            max_value: self.core.pages.max_blob,
+            max_value: self.core.pages.max_blob(),
             max_streamed: VALUE_MAX,
             max_inline_entry: self.core.pages.limits.max_cell,
         }
+    }
+
+    /// Changes the size of the store's pool, in bytes, while threads use the store. Returns when
+    /// the pool's pages take no more memory than that, and the kernel has the rest.
+    ///
+    /// A smaller pool bounds more than memory: the length of values that are read as a whole
+    /// ([`limits`](Self::limits)), and what a transaction may change.
+    ///
+    /// # Examples
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// use vellum::{Options, Store};
+    ///
+    /// let options = Options::new().pool_bytes(64 << 20).max_pool_bytes(256 << 20);
+    /// let store = Store::create(folder.path().join("films"), &options)?;
+    /// // Another part of the program needs memory, and does not need it any more.
+    /// store.resize_pool(16 << 20)?;
+    /// store.resize_pool(256 << 20)?;
+    /// assert_eq!(store.stat()?.pool_bytes, 256 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`PoolTooSmall`](Error::PoolTooSmall) for fewer than eight tree pages;
+    /// [`Pool`](Error::Pool) beyond [`Options::max_pool_bytes`] or the memory of the process;
+    /// [`PoolExhausted`](Error::PoolExhausted) if values that are being read hold more memory than
+    /// the pool is to have, or changed pages cannot be written. The pool then has the size that it
+    /// had.
+    pub fn resize_pool(&self, bytes: u64) -> Result<()> {
+        self.core.pages.resize_pool(bytes)
     }
 
     /// The counters of the buffer manager.

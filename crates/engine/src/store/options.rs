@@ -19,6 +19,7 @@ pub(crate) const PAGE_FRAMES_MAX: u32 = 16;
 #[derive(Clone, Debug)]
 pub struct Options {
     pub(crate) pool: PoolSize,
+    pub(crate) max_pool_bytes: Option<u64>,
     /// `None`: the page size of the file, or 1 for a new store.
     pub(crate) page_frames: Option<u32>,
     pub(crate) read_only: bool,
@@ -57,6 +58,7 @@ impl Default for Options {
             page_frames: None,
             read_only: false,
             salvage: false,
+            max_pool_bytes: None,
             backend: BackendChoice::Auto,
             direct: Direct::default(),
             evictors: 1,
@@ -93,6 +95,14 @@ impl Options {
     /// at least 16 MiB. A program that opens several large stores should divide the memory itself.
     pub fn pool_bytes(mut self, bytes: u64) -> Options {
         self.pool = PoolSize::Bytes(bytes);
+        self
+    }
+
+    /// The largest size, in bytes, that [`Store::resize_pool`](crate::Store::resize_pool) may give
+    /// the pool; the pool's first size by default. A larger maximum takes address space, and no
+    /// memory before the pool grows.
+    pub fn max_pool_bytes(mut self, bytes: u64) -> Options {
+        self.max_pool_bytes = Some(bytes);
         self
     }
 
@@ -232,7 +242,8 @@ impl Options {
             size: self.pool,
             backend: self.backend,
             evictors: self.evictors,
-            policy: Some(self.replacement.policy(frames)),
+            max_bytes: self.max_pool_bytes,
+            replacement: self.replacement,
             translation: self.translation,
             slot_frames: page_frames,
             states: self.states,

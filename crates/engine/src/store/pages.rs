@@ -28,6 +28,11 @@ const SMALL_POOL_PAGES: u64 = 64;
 /// Old values may take so many bytes, and an eighth of a larger pool.
 const VERSIONS_MIN: u64 = 16 << 20;
 
+/// What old values may take in a pool of so many frames, in bytes.
+fn versions_max(pool_frames: u64) -> u64 {
+    (pool_frames * PAGE_SIZE as u64 / 8).max(VERSIONS_MIN)
+}
+
 /// The most ranges in a record, of their own or of a group.
 pub(crate) const RANGES_MAX: usize = 1000;
 
@@ -53,8 +58,6 @@ pub(crate) struct PageStore {
     /// multiple of it.
     pub page_frames: u32,
     pub limits: NodeLimits,
-    /// Greatest length of a value in bytes.
-    pub max_blob: u64,
     pub gate: Gate,
     /// Pages that are allocated although no tree refers to them.
     pub unlinked: UnlinkedPages,
@@ -68,7 +71,8 @@ pub(crate) struct PageStore {
     pub changed: AtomicBool,
     /// The process that opened the store.
     home: Home,
-    small_pool: Option<Mutex<()>>,
+    /// See [`structure_lock`](Self::structure_lock).
+    structure_changes: Mutex<()>,
 }
 
 /// The right to change pages of a store.
@@ -181,25 +185,19 @@ impl PageStore {
     ) -> PageStore {
         let header = file.header();
         let page_frames = header.page_frames;
-        let capacity = pool.capacity();
-        // A multiple of the tree page size, as every page of the file.
-        let blob_frames = (capacity / 4).min(u64::from(PageRef::MAX_FRAMES));
-        let blob_frames = blob_frames / u64::from(page_frames) * u64::from(page_frames);
-        let small = capacity < min_pool_frames(page_frames) / 8 * SMALL_POOL_PAGES;
         PageStore {
             page_frames,
             limits: NodeLimits::for_page_size(page_frames as usize * PAGE_SIZE),
-            max_blob: blob_frames * PAGE_SIZE as u64 - BLOB_REST as u64,
             gate: Gate::default(),
             unlinked: UnlinkedPages::default(),
-            versions: Versions::new((capacity * PAGE_SIZE as u64 / 8).max(VERSIONS_MIN)),
+            versions: Versions::new(versions_max(pool.capacity())),
             redo_log: None,
             changed: AtomicBool::new(!header.clean && !salvage),
             home: Home::new(),
             file,
             pool,
             device,
-            small_pool: small.then(Mutex::default),
+            structure_changes: Mutex::default(),
         }
     }
 
@@ -210,9 +208,32 @@ impl PageStore {
         frames.next_multiple_of(u64::from(self.page_frames)) as u32
     }
 
+    /// Greatest length of a value in bytes.
+    pub(crate) fn max_blob(&self) -> u64 {
+        // A multiple of the tree page size, as every page of the file.
+        let page_frames = u64::from(self.page_frames);
+        let frames = (self.pool.capacity() / 4).min(u64::from(PageRef::MAX_FRAMES));
+        frames / page_frames * page_frames * PAGE_SIZE as u64 - BLOB_REST as u64
+    }
+
     /// In a small pool, structure changes take turns. Together they might hold all of its pages.
     pub(crate) fn structure_lock(&self) -> Option<MutexGuard<'_, ()>> {
-        self.small_pool.as_ref().map(lock)
+        let small = min_pool_frames(self.page_frames) / 8 * SMALL_POOL_PAGES;
+        (self.pool.capacity() < small).then(|| lock(&self.structure_changes))
+    }
+
+    /// Gives the pool another size, in bytes.
+    pub(crate) fn resize_pool(&self, bytes: u64) -> Result<()> {
+        self.check_process()?;
+        self.check_open()?;
+        refuse_in_callback(&self.gate)?;
+        let min = min_pool_frames(self.page_frames) * PAGE_SIZE as u64;
+        if bytes < min {
+            return Err(Error::PoolTooSmall { bytes, min });
+        }
+        self.pool.resize(bytes)?;
+        self.versions.set_bytes_max(versions_max(self.pool.capacity()));
+        Ok(())
     }
 
     pub(crate) fn header(&self) -> Header {

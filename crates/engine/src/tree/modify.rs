@@ -388,7 +388,7 @@ impl<'a> Access<'a> {
     }
 
     fn check_value(self, len: u64) -> Result<()> {
-        let max = self.pages.max_blob;
+        let max = self.pages.max_blob();
         match len <= max {
             true => Ok(()),
             false => Err(Error::ValueTooLong { len, max }),

@@ -93,10 +93,10 @@ impl<'a> Access<'a> {
     /// Moves a value in one page below the page `bound`. Returns the number of frames that have
     /// moved: 0 if there is no room, or if the key has another value by now.
     fn move_value(self, key: &[u8], old: BlobRef, bound: u64) -> Result<u64> {
-        let frames = self.pages.blob_frames(old.len.min(self.pages.max_blob));
+        let frames = self.pages.blob_frames(old.len.min(self.pages.max_blob()));
         let has_room = |space: &Space| space.has_room_below(frames.into(), bound);
         // A larger pool may have stored the value.
-        if old.len > self.pages.max_blob || !self.pages.pool.with_space(has_room) {
+        if old.len > self.pages.max_blob() || !self.pages.pool.with_space(has_room) {
             return Ok(0);
         }
         let change = self.pages.change_to_free(0)?;

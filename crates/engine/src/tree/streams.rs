@@ -857,7 +857,7 @@ impl<'a> Access<'a> {
 
     /// A copy of the value of a reader that is at the beginning.
     pub(crate) fn copy_of(self, mut reader: ValueReader<'a>) -> Result<Value<'a>> {
-        let (len, max) = (reader.len, self.pages.max_blob);
+        let (len, max) = (reader.len, self.pages.max_blob());
         if len > max {
             return Err(Error::NeedsReader { len, max });
         }

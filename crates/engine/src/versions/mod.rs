@@ -142,7 +142,7 @@ pub(crate) struct Versions {
     reclaimed: AtomicU64,
     /// Who may commit first after several losses.
     pub turns: Turns,
-    bytes_max: u64,
+    bytes_max: AtomicU64,
 }
 
 /// The times at which bulk loads filled trees that were empty before. A load keeps no version for
@@ -176,8 +176,13 @@ impl Versions {
             loads: Loads::default(),
             reclaimed: AtomicU64::new(0),
             turns: Turns::default(),
-            bytes_max,
+            bytes_max: AtomicU64::new(bytes_max),
         }
+    }
+
+    /// Versions take at most so many bytes from now on.
+    pub(crate) fn set_bytes_max(&self, bytes: u64) {
+        self.bytes_max.store(bytes, Ordering::Relaxed);
     }
 
     /// Whether a change must keep the old values of the entries that it changes. The caller has
@@ -259,7 +264,7 @@ impl Versions {
 
     /// Refuses a change if old values take more memory than they may, or would with `more` bytes.
     pub(crate) fn check_room(&self, more: u64) -> Result<(), VersionsFull> {
-        match self.bytes() + more <= self.bytes_max {
+        match self.bytes() + more <= self.bytes_max.load(Ordering::Relaxed) {
             true => Ok(()),
             false => Err(VersionsFull),
         }

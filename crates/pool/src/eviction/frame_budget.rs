@@ -15,7 +15,8 @@ use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait_br
 #[repr(align(128))]
 #[derive(Debug)]
 pub(crate) struct FrameBudget {
-    capacity: u64,
+    /// A resize changes it; a budget that has shrunk may for a while have more frames in use.
+    capacity: Statistic,
     used: AtomicU64,
     /// The most that was ever in use.
     peak: Statistic,
@@ -37,7 +38,7 @@ pub(crate) struct Reserved<'a> {
 impl FrameBudget {
     pub(crate) fn new(capacity: u64) -> FrameBudget {
         FrameBudget {
-            capacity,
+            capacity: Statistic::new(capacity),
             used: AtomicU64::new(0),
             peak: Statistic::new(0),
             awaited: AtomicBool::new(false),
@@ -48,7 +49,18 @@ impl FrameBudget {
     }
 
     pub(crate) fn capacity(&self) -> u64 {
-        self.capacity
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Changes how many frames there are.
+    pub(crate) fn set_capacity(&self, frames: u64) {
+        self.capacity.store(frames, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// How many frames more are in use than there are, after the budget has shrunk.
+    pub(crate) fn excess(&self) -> u64 {
+        self.used().saturating_sub(self.capacity())
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -56,7 +68,7 @@ impl FrameBudget {
     }
 
     pub(crate) fn available(&self) -> u64 {
-        self.capacity.saturating_sub(self.used())
+        self.capacity().saturating_sub(self.used())
     }
 
     pub(crate) fn peak(&self) -> u64 {
@@ -69,7 +81,7 @@ impl FrameBudget {
         let mut used = self.used.load(Ordering::Relaxed);
         loop {
             let wanted = used + frames;
-            if wanted > self.capacity {
+            if wanted > self.capacity() {
                 return None;
             }
             match self.used.compare_exchange_weak(used, wanted, Ordering::AcqRel, Ordering::Relaxed)
@@ -138,7 +150,7 @@ impl FrameBudget {
     pub(crate) fn await_release(&self, frames: u32, waker: &Waker) -> bool {
         let mut tasks = lock(&self.tasks);
         self.awaited.store(true, Ordering::SeqCst);
-        if self.used.load(Ordering::SeqCst) + u64::from(frames) <= self.capacity {
+        if self.used.load(Ordering::SeqCst) + u64::from(frames) <= self.capacity() {
             return false;
         }
         if !tasks.iter().any(|task| task.will_wake(waker)) {

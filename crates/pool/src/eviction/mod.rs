@@ -10,6 +10,7 @@ pub(crate) mod write_back;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64 as Setting;
 
 use crate::core::{Core, ReservedPage, Unreserved};
 use crate::device::Device;
@@ -26,11 +27,9 @@ pub(crate) struct Eviction {
     core: Arc<Core>,
     device: Arc<dyn Device>,
     pub(crate) writer: Writer,
-    batch: usize,
-    /// Background eviction begins when fewer frames than this are free.
-    low: u64,
-    /// Background eviction ends when this many frames are free.
-    high: u64,
+    /// Background eviction begins when fewer frames than this are free, and ends when twice as many
+    /// are.
+    low: Setting,
     /// After so many consecutive rounds, of about a millisecond each, without a frame that is put
     /// back, the pool counts as exhausted.
     patience: u32,
@@ -63,24 +62,34 @@ impl Eviction {
     pub(crate) fn new(
         core: Arc<Core>,
         device: Arc<dyn Device>,
-        batch: usize,
+        writer: Writer,
         threads: u64,
         patience: u32,
     ) -> Eviction {
-        let capacity = core.budget.capacity();
-        let low = (capacity / 64).max(batch as u64).min(capacity / 8).max(1);
-        Eviction {
+        let eviction = Eviction {
             core,
             device,
-            writer: Writer::new(batch),
-            batch,
-            low,
-            high: low * 2,
+            writer,
+            low: Setting::new(0),
             patience,
             background: Background { threads, ..Background::default() },
             failure: Mutex::new(None),
             put_off: AtomicU64::new(0),
-        }
+        };
+        eviction.note_capacity();
+        eviction
+    }
+
+    /// Adapts to the size of the pool.
+    pub(crate) fn note_capacity(&self) {
+        let capacity = self.core.budget.capacity();
+        self.writer.note_capacity(capacity);
+        let low = (capacity / 64).max(self.writer.batch() as u64).min(capacity / 8).max(1);
+        self.low.store(low, Ordering::Relaxed);
+    }
+
+    fn low(&self) -> u64 {
+        self.low.load(Ordering::Relaxed)
     }
 
     /// Takes the frames for a page out of the budget. Evicts other pages if there are too few.
@@ -117,7 +126,7 @@ impl Eviction {
             let progress = self.progress();
             let evicted = match why {
                 Unreserved::NoFrames => {
-                    self.evict_batch(u64::from(page.frames).max(self.batch as u64))
+                    self.evict_batch(u64::from(page.frames).max(self.writer.batch() as u64))
                 }
                 // It would not help.
                 Unreserved::NoMemory => Evicted::default(),
@@ -138,6 +147,34 @@ impl Eviction {
             }
         }
         Err(self.exhausted(page))
+    }
+
+    /// Evicts pages until no more frames are in use than the pool has, after it was made smaller.
+    ///
+    /// # Errors
+    /// [`PoolError::CannotShrink`] if guards hold the frames, or pages cannot be written.
+    pub(crate) fn evict_excess(&self) -> Result<(), PoolError> {
+        let mut rounds = 0;
+        while rounds < self.patience {
+            let excess = self.core.budget.excess();
+            if excess == 0 {
+                return Ok(());
+            }
+            let progress = self.progress();
+            let evicted = self.evict_batch(excess.max(self.writer.batch() as u64));
+            rounds += 1;
+            if evicted.frames == 0 {
+                self.core.budget.wait_briefly();
+            }
+            if evicted.frames > 0 || self.progress() != progress {
+                rounds = 0;
+            }
+        }
+        Err(PoolError::CannotShrink {
+            capacity: self.core.budget.capacity(),
+            used: self.core.budget.used(),
+            because: lock(&self.failure).clone(),
+        })
     }
 
     /// The error for a page that found no frames.
@@ -169,8 +206,9 @@ impl Eviction {
     /// Evicts one batch: up to `frames` frames, and up to the batch size in pages.
     pub(crate) fn evict_batch(&self, frames: u64) -> Evicted {
         let core = &*self.core;
-        let mut candidates = Vec::with_capacity(self.batch);
-        core.policy.candidates(core, frames, self.batch, &mut candidates);
+        let batch = self.writer.batch();
+        let mut candidates = Vec::with_capacity(batch);
+        core.policy.candidates(core, frames, batch, &mut candidates);
 
         let (clean, dirty) = self.hold_dirty(&candidates);
         let written = self.write(&dirty);
@@ -255,9 +293,9 @@ impl Eviction {
     /// Wakes a background thread if frames run short.
     #[inline]
     pub(crate) fn evict_ahead(&self) {
-        if self.core.budget.available() < self.low && self.background.asleep.load(Ordering::Relaxed)
-        {
-            self.wake_background(self.high);
+        let low = self.low();
+        if self.core.budget.available() < low && self.background.asleep.load(Ordering::Relaxed) {
+            self.wake_background(2 * low);
         }
     }
 
@@ -291,7 +329,7 @@ impl Eviction {
             if state.ended {
                 return;
             }
-            let wanted = std::mem::take(&mut state.wanted).max(self.high);
+            let wanted = std::mem::take(&mut state.wanted).max(2 * self.low());
             // If this thread does not keep up, a fix wakes the next one.
             self.background.asleep.store(state.sleeping > 0, Ordering::Relaxed);
             drop(state);
@@ -317,7 +355,7 @@ impl Eviction {
     fn evict_until_free(&self, wanted: u64) {
         while self.core.budget.available() < wanted && !lock(&self.background.state).ended {
             let missing = wanted - self.core.budget.available().min(wanted);
-            if self.evict_batch(missing.max(self.batch as u64)).frames == 0 {
+            if self.evict_batch(missing.max(self.writer.batch() as u64)).frames == 0 {
                 // No page can leave now. Threads that wait for frames retry.
                 self.core.budget.wait_briefly();
                 self.core.budget.wake();
@@ -459,7 +497,7 @@ mod tests {
         background.asleep.store(true, Ordering::Relaxed);
         let pages: Vec<_> = (0..16).map(|_| pool.allocate(1).unwrap()).collect();
         assert!(!background.asleep.load(Ordering::Relaxed), "frames ran short");
-        assert_eq!(lock(&background.state).wanted, pool.eviction.high);
+        assert_eq!(lock(&background.state).wanted, 2 * pool.eviction.low());
         lock(&background.state).wanted = 0;
         pool.eviction.evict_ahead();
         assert_eq!(lock(&background.state).wanted, 0, "it is awake already");

@@ -8,6 +8,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use vellum_vm::PAGE_SIZE;
@@ -76,7 +77,9 @@ pub(crate) fn write_to(device: &dyn Device, core: &Core, writes: &mut [Write<'_>
 /// Writes batches of dirty pages, and keeps the buffers for the copies of their first 4 KiB.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    batch: usize,
+    /// The most pages of one batch, whatever the size of the pool.
+    most: usize,
+    batch: AtomicUsize,
     buffers: Mutex<Buffers>,
     /// Signals that no batch is under way.
     ended: Condvar,
@@ -90,14 +93,20 @@ struct Buffers {
 }
 
 impl Writer {
-    /// For batches of up to `batch` pages.
-    pub(crate) fn new(batch: usize) -> Writer {
-        Writer { batch, buffers: Mutex::default(), ended: Condvar::new() }
+    /// For batches of up to `most` pages, in a pool of `capacity` frames.
+    pub(crate) fn new(most: usize, capacity: u64) -> Writer {
+        let batch = AtomicUsize::new(batch_of(most, capacity));
+        Writer { most, batch, buffers: Mutex::default(), ended: Condvar::new() }
     }
 
-    /// The most pages of one batch.
+    /// The pool has so many frames from now on.
+    pub(crate) fn note_capacity(&self, capacity: u64) {
+        self.batch.store(batch_of(self.most, capacity), Ordering::Relaxed);
+    }
+
+    /// The pages of one batch, at most.
     pub(crate) fn batch(&self) -> usize {
-        self.batch
+        self.batch.load(Ordering::Relaxed)
     }
 
     /// Writes pages, at most a batch of them, and calls those clean that the device has written.
@@ -108,7 +117,7 @@ impl Writer {
         held: &HeldPages<'_>,
     ) -> Vec<Result<(), PoolError>> {
         let HeldPages { core, pages } = held;
-        assert!(pages.len() <= self.batch);
+        assert!(pages.len() <= self.most);
         if pages.is_empty() {
             return Vec::new();
         }
@@ -133,7 +142,7 @@ impl Writer {
         buffers.under_way += 1;
         let (batch, heads) = (Batch(self), buffers.idle.pop());
         drop(buffers);
-        (batch, heads.unwrap_or_else(|| Heads::new(self.batch)))
+        (batch, heads.unwrap_or_else(|| Heads::new(self.most)))
     }
 
     /// Waits until no batch is under way.
@@ -143,6 +152,12 @@ impl Writer {
             buffers = wait(&self.ended, buffers);
         }
     }
+}
+
+/// The most pages that a pool of `capacity` frames writes and evicts together, if the caller asked
+/// for batches of `most`.
+pub(crate) fn batch_of(most: usize, capacity: u64) -> usize {
+    most.clamp(1, usize::try_from(capacity / 16).unwrap_or(usize::MAX).max(1))
 }
 
 /// A batch under way. A panic of the device ends it, too.

@@ -315,6 +315,14 @@ impl PageState {
         fence(Ordering::Release);
     }
 
+    /// Moves a page from the slot `from` to the slot `to`, which the caller has just taken. The
+    /// caller holds the page exclusively, and copies the page's bytes afterwards.
+    pub(crate) fn move_slot(&self, from: u64, to: u64) {
+        // As in `set_slot`: before the bytes are in the slot.
+        self.0.fetch_xor(from ^ to, Ordering::AcqRel);
+        fence(Ordering::Release);
+    }
+
     /// Ends an exclusive hold. A page that leaves memory leaves its slot. True if there are waiters
     /// to wake.
     #[must_use = "waiters sleep until they are woken"]

@@ -6,19 +6,22 @@ pub mod fix;
 pub mod fix_async;
 pub(crate) mod load;
 pub mod options;
+mod resize;
 mod waiting_places;
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use vellum_vm::{BackendChoice, BackendKind, PageRange, Residency, Surface, SurfaceError};
+use vellum_vm::{
+    BackendChoice, BackendKind, PAGE_SIZE, PageRange, Residency, Surface, SurfaceError,
+};
 
 use crate::core::{Core, Wanted};
 use crate::device::{Device, DeviceInfo};
 use crate::error::PoolError;
 use crate::eviction::Eviction;
-use crate::eviction::write_back::HeldPages;
+use crate::eviction::write_back::{HeldPages, Writer, batch_of};
 use crate::huge::{HugeChunks, HugePages, collapser};
 use crate::page::dirty_pages::DirtyPages;
 use crate::page::format::PageFormat;
@@ -27,7 +30,6 @@ use crate::page::states::{StatePlace, States};
 use crate::page::{PageId, PageRef};
 use crate::pool::options::{CountedBytes, PoolOptions, PoolSize, Translation};
 use crate::pool::waiting_places::WaitingPlaces;
-use crate::replacement::Replacement;
 use crate::slots::{Slots, UseSlots};
 use crate::space::Space;
 use crate::sync::{Mutex, lock, thread};
@@ -53,7 +55,12 @@ pub struct Pool {
     /// Allocations prefer places below this page; 0 for no preference.
     pub(crate) preferred_end: AtomicU64,
     read_only: bool,
-    _counted: CountedBytes,
+    /// The most frames that the pool can have.
+    max_frames: u64,
+    /// The pages that are written and evicted together, at most, whatever the size of the pool.
+    batch_max: usize,
+    /// Locked while the size of the pool changes.
+    counted: Mutex<CountedBytes>,
 }
 
 impl Pool {
@@ -73,11 +80,13 @@ impl Pool {
         if frames < PoolOptions::MIN_FRAMES {
             return Err(PoolError::PoolTooSmall { frames, min: PoolOptions::MIN_FRAMES });
         }
+        let max_frames =
+            options.max_bytes.map_or(frames, |bytes| frames.max(bytes / PAGE_SIZE as u64));
         let file_pages = device.pages().map_err(PoolError::Resize)?;
         let pages = file_pages.max(space.end()).max(1);
-        let policy = options.policy.unwrap_or_else(|| Replacement::default().policy(frames));
-        let batch =
-            options.eviction_batch.clamp(1, usize::try_from(frames / 16).unwrap_or(1).max(1));
+        let policy = options.policy.unwrap_or_else(|| options.replacement.policy(max_frames));
+        let batch_max = options.eviction_batch;
+        let with_batch = frames + batch_of(batch_max, frames) as u64;
         let use_slots = options.translation.use_slots(options.backend, options.states)?;
         let surface = match (options.size, options.backend) {
             // The caller has not asked for a backend that takes its memory at once.
@@ -87,11 +96,12 @@ impl Pool {
                 Surface::reserve(pages, options.backend)?
             }
             // One batch more, as the contract allows, because releases return frames late.
-            _ => Surface::reserve_with_frames(pages, frames + batch as u64, options.backend)?,
+            _ => Surface::reserve_with_frames(pages, with_batch, options.backend)?,
         };
         let use_slots = use_slots.filter(|_| surface.backend() != BackendKind::Exmap);
         let huge = options.huge_pages == HugePages::Auto && frames >= HugeChunks::MIN_FRAMES;
-        let new_slots = |when| Slots::new(options.slot_frames, frames, when, huge, &*device);
+        let sizes = (frames, max_frames);
+        let new_slots = |when| Slots::new(options.slot_frames, sizes, when, huge, &*device);
         let slots = match use_slots.map(new_slots).transpose() {
             Err(error) if use_slots == Some(UseSlots::WhenOutgrown) => {
                 tracing::warn!("the pool finds pages by the MMU alone: {error}");
@@ -99,7 +109,7 @@ impl Pool {
             }
             slots => slots?,
         };
-        let states = States::new(options.states, &surface, frames + batch as u64, pages)?;
+        let states = States::new(options.states, &surface, with_batch, pages)?;
         let dirty = DirtyPages::new(pages)?;
         let core = Core::new(surface, states, dirty, frames, policy, format)
             .with_slots(slots)
@@ -109,7 +119,7 @@ impl Pool {
         let eviction = Arc::new(Eviction::new(
             core.clone(),
             device.clone(),
-            batch,
+            Writer::new(batch_of(batch_max, max_frames), frames),
             options.evictors,
             options.patience.max(1),
         ));
@@ -125,7 +135,9 @@ impl Pool {
             growing: Mutex::new(()),
             preferred_end: AtomicU64::new(0),
             read_only: options.read_only,
-            _counted: CountedBytes::of_frames(frames),
+            max_frames,
+            batch_max,
+            counted: Mutex::new(CountedBytes::of_frames(frames)),
         };
         for _ in 0..options.evictors {
             // If a thread does not start, dropping the pool ends the earlier ones.
@@ -243,6 +255,12 @@ impl Pool {
                 }
             }
         }
+    }
+
+    /// The frames of a backend that has frames of its own: one batch more than the pool's, as the
+    /// contract allows, because releases return frames late.
+    fn frames_with_batch(&self, frames: u64) -> u64 {
+        frames + batch_of(self.batch_max, frames) as u64
     }
 
     /// The pool's size in frames of 4 KiB.

@@ -7,7 +7,7 @@ use vellum_vm::{BackendChoice, BackendKind, PAGE_SIZE, memory_limit};
 use crate::error::PoolError;
 use crate::huge::HugePages;
 use crate::page::states::StatePlace;
-use crate::replacement::ReplacementPolicy;
+use crate::replacement::{Replacement, ReplacementPolicy};
 use crate::slots::UseSlots;
 
 /// How much memory a pool may use for pages.
@@ -163,6 +163,10 @@ pub struct PoolOptions {
     /// much again), the resident set (12 bytes for each frame of the pool that was ever used, with
     /// S3-FIFO 26) and buffers for one batch of writes per evicting thread.
     pub size: PoolSize,
+    /// The largest size, in bytes, that [`Pool::resize`](crate::Pool::resize) may give the pool;
+    /// `size` by default. A larger maximum takes address space, and bits of the version in each
+    /// state word. It does not count as memory of the pool. S3-FIFO divides the largest size.
+    pub max_bytes: Option<u64>,
     /// How the pool populates and releases pages. On exmap the pool takes all its frames, and one
     /// batch more, from the machine at once, and they stay locked. [`BackendChoice::Auto`] chooses
     /// exmap only for a `size` in bytes.
@@ -175,9 +179,9 @@ pub struct PoolOptions {
     /// How long a fix waits while no frame comes back, in rounds of about a millisecond, before it
     /// fails with [`PoolError::Exhausted`](crate::PoolError::Exhausted).
     pub patience: u32,
-    /// The policy that chooses the pages to evict. `None` is
-    /// [`Replacement::default`](crate::Replacement);
-    /// [`Replacement::policy`](crate::Replacement::policy) makes others.
+    /// The policy that chooses the pages to evict, of those that the pool has.
+    pub replacement: Replacement,
+    /// A policy of the caller's, which is used instead. It has room for the largest pool.
     pub policy: Option<Box<dyn ReplacementPolicy>>,
     /// Whether the pool collapses pages that stay resident into huge pages, which makes random
     /// access cheaper. One more thread does that. It takes 512 free frames (2 MiB) of the pool for
@@ -205,10 +209,12 @@ impl Default for PoolOptions {
     fn default() -> PoolOptions {
         PoolOptions {
             size: PoolSize::Auto,
+            max_bytes: None,
             backend: BackendChoice::Auto,
             evictors: 1,
             eviction_batch: 256,
             patience: 5_000,
+            replacement: Replacement::default(),
             policy: None,
             huge_pages: HugePages::Auto,
             translation: Translation::Auto,

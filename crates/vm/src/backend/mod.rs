@@ -71,6 +71,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         entries.iter_mut().for_each(|entry| entry.result = Err(Errno::OPNOTSUPP));
     }
 
+    /// Gives a backend that has frames of its own so many.
+    fn resize_frames(&self, _frames: u64) -> Result<(), Errno> {
+        Ok(())
+    }
+
     /// The page tables of the surface, which lies in that memory; or one line that says why not.
     fn page_tables(&self, _memory: &Memory) -> Result<PageTables, String> {
         Err("only an exmap shows the page tables of its surface".to_owned())

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 use vellum_uapi::exmap::{
-    CLONE, CREATE, Create, MAX_INTERFACES, PINNABLE, QUERY, Query, READS_ZEROS, VECTOR_ENTRIES,
-    vector,
+    CLONE, CREATE, Create, MAX_INTERFACES, PINNABLE, QUERY, Query, READS_ZEROS, RESIZE,
+    VECTOR_ENTRIES, vector,
 };
 
 use crate::{PAGE_SIZE, limits, sys};
@@ -91,6 +91,17 @@ impl Device {
         // SAFETY: the command reads the structure, which lives through the call.
         let created = unsafe { sys::ioctl(self.as_fd(), CREATE, address) };
         created.map(drop).map_err(|errno| why_no_frames(errno, frames, interfaces))
+    }
+
+    /// Gives the exmap another number of frames, at least one.
+    pub(super) fn resize(&self, frames: u64) -> Result<(), Errno> {
+        loop {
+            // SAFETY: the command takes no address, and no frame that is in use.
+            match unsafe { sys::ioctl(self.as_fd(), RESIZE, frames.max(1)) } {
+                Err(Errno::INTR) => {}
+                result => return result.map(drop),
+            }
+        }
     }
 
     /// Another descriptor for the same exmap. A thread with one of its own need not share the word

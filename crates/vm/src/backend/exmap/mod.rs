@@ -168,6 +168,10 @@ impl Backend for Exmap {
         unsafe { self.run(ALLOC, Found::Fails, entries) };
     }
 
+    fn resize_frames(&self, frames: u64) -> Result<(), Errno> {
+        self.device.resize(frames)
+    }
+
     fn page_tables(&self, memory: &Memory) -> Result<PageTables, String> {
         match memory {
             Memory::Exmap(memory) => PageTables::map(&self.device, memory),

@@ -1,0 +1,146 @@
+//! Another size for a pool that is in use: [`Pool::resize`].
+//!
+//! A pool grows at once: there are more frames in the budget, and memory comes with the pages that
+//! use them. A pool shrinks in three steps. The budget has fewer frames from the beginning, so no
+//! thread gets one until enough are free. The thread evicts pages until they are. Then it returns
+//! memory to the kernel. On the surface each page's memory went with the page. Slots keep theirs,
+//! so the thread vacates chunks of slots: it moves the pages that are left in them to free slots of
+//! other chunks, and returns the memory (`slots.rs`).
+//!
+//! A page moves as it is, without I/O (`residence.rs`).
+
+use crate::core::Core;
+use crate::error::PoolError;
+use crate::page::PageRef;
+use crate::pool::Pool;
+use crate::pool::options::{CountedBytes, PoolOptions, PoolSize};
+use crate::slots::Slots;
+use crate::sync::lock;
+
+/// After so many rounds, of about a millisecond each, in which no page could move, chunks with
+/// pages that are held stay.
+const MOVE_ROUNDS: u32 = 100;
+
+/// After so many rounds in which the kernel has taken no memory from free slots, it does not.
+const TRIM_ROUNDS: u32 = 100;
+
+impl Pool {
+    /// Changes the size of the pool, in bytes, while other threads use it. Returns when the pool
+    /// has that size: its pages are in so much memory at most, and the kernel has the rest.
+    ///
+    /// A pool that shrinks evicts pages. It waits for guards, and for pages that cannot be written
+    /// at this moment, as a fix in a full pool does.
+    ///
+    /// # Errors
+    /// [`PoolTooSmall`](PoolError::PoolTooSmall) below [`PoolOptions::MIN_FRAMES`],
+    /// [`PoolTooLarge`](PoolError::PoolTooLarge) beyond the memory of the process, and
+    /// [`BeyondMaximum`](PoolError::BeyondMaximum) beyond [`PoolOptions::max_bytes`];
+    /// [`CannotShrink`](PoolError::CannotShrink) and [`MemoryKept`](PoolError::MemoryKept). On
+    /// exmap also the module's errors. The pool then has the size that it had.
+    pub fn resize(&self, bytes: u64) -> Result<(), PoolError> {
+        let frames = PoolSize::Bytes(bytes).frames()?;
+        if frames < PoolOptions::MIN_FRAMES {
+            return Err(PoolError::PoolTooSmall { frames, min: PoolOptions::MIN_FRAMES });
+        }
+        if frames > self.max_frames {
+            return Err(PoolError::BeyondMaximum { max: self.max_frames });
+        }
+        // One thread at a time.
+        let mut counted = lock(&self.counted);
+        let before = self.capacity();
+        let resized = if frames < before { self.shrink(frames) } else { self.enlarge(frames) };
+        match resized {
+            Ok(()) => *counted = CountedBytes::of_frames(frames),
+            Err(_) => {
+                self.set_capacity(before);
+                // It has as many as it could get, or as few as its pages need.
+                self.core.surface.resize_frames(self.frames_with_batch(before))?;
+            }
+        }
+        resized
+    }
+
+    fn enlarge(&self, frames: u64) -> Result<(), PoolError> {
+        self.core.surface.resize_frames(self.frames_with_batch(frames))?;
+        self.set_capacity(frames);
+        Ok(())
+    }
+
+    fn shrink(&self, frames: u64) -> Result<(), PoolError> {
+        self.core.budget.set_capacity(frames);
+        self.eviction.note_capacity();
+        self.eviction.evict_excess()?;
+        if let Some(slots) = &self.core.slots {
+            // Before pages on the surface ask for the memory, which would split more huge pages.
+            self.core.vacate_chunks(slots, frames);
+            self.set_capacity(frames);
+            self.core.trim_slots(slots, frames)?;
+        }
+        Ok(self.core.surface.resize_frames(self.frames_with_batch(frames))?)
+    }
+
+    /// Has the budget, the slots and the evictor know the size.
+    fn set_capacity(&self, frames: u64) {
+        // First, so that a thread that takes frames out of the budget finds slots.
+        if let Some(slots) = &self.core.slots {
+            slots.set_capacity(frames);
+        }
+        self.core.budget.set_capacity(frames);
+        self.eviction.note_capacity();
+        self.core.note_file_pages(self.file_pages());
+    }
+}
+
+impl Core {
+    /// Vacates chunks, as far as no guard holds their pages, so that `frames` frames have memory.
+    fn vacate_chunks(&self, slots: &Slots, frames: u64) {
+        let mut vacating = slots.begin_vacating(frames);
+        let mut rounds = 0;
+        while !vacating.is_empty() && !slots.keep_apart(&mut vacating) && rounds < MOVE_ROUNDS {
+            let mut pages = Vec::new();
+            self.policy.for_each(&mut |page| {
+                if slots.is_vacating(self.slot_of(page.id)) {
+                    pages.push(page);
+                }
+            });
+            let moved = pages.into_iter().filter(|page| self.move_away(slots, *page));
+            if moved.count() == 0 {
+                rounds += 1;
+                self.budget.wait_briefly();
+            }
+        }
+        slots.end_vacating(vacating);
+    }
+
+    /// Takes the memory of free slots as long as more than `frames` frames have some.
+    fn trim_slots(&self, slots: &Slots, frames: u64) -> Result<(), PoolError> {
+        let mut rounds = 0;
+        while slots.excess(frames) > 0 {
+            match slots.trim(slots.excess(frames)) {
+                true => rounds = 0,
+                false if rounds == TRIM_ROUNDS => return Err(PoolError::MemoryKept),
+                false => {
+                    rounds += 1;
+                    self.budget.wait_briefly();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves a page out of a chunk that the pool vacates. False if it is in none, if a thread holds
+    /// it, or if no slot is free.
+    fn move_away(&self, slots: &Slots, page: PageRef) -> bool {
+        slots.is_vacating(self.slot_of(page.id)) && self.move_page(slots, page)
+    }
+}
+
+/// For the model check.
+#[cfg(feature = "model")]
+impl Pool {
+    /// Moves a page that lies in a slot to another slot. False if a thread holds it, or if no slot
+    /// is free.
+    pub fn move_to_another_slot(&self, page: PageRef) -> bool {
+        self.core.slots.as_ref().is_some_and(|slots| self.core.move_page(slots, page))
+    }
+}
