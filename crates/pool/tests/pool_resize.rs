@@ -13,7 +13,8 @@ use common::{Random, faulty, generation, new_page, open, options};
 use rustix::io::Errno;
 use vellum_pool::device::{Fault, FileDevice, FileOptions, MemoryDevice, Operation};
 use vellum_pool::{
-    PAGE_SIZE, PageRef, Pool, PoolError, PoolOptions, RawPages, Space, StatePlace, Translation,
+    BackendKind, PAGE_SIZE, PageRef, Pool, PoolError, PoolOptions, RawPages, Space, StatePlace,
+    Translation,
 };
 
 /// A pool that has `frames` frames and may have `most`.
@@ -73,11 +74,11 @@ fn a_pool_shrinks_and_grows_and_keeps_its_pages() {
 
 #[test]
 fn a_file_may_outgrow_a_pool_that_shrinks() {
-    let chooses = std::env::var_os("VELLUM_TRANSLATION").is_none();
-    if !chooses || !translations().contains(&Translation::Table) {
-        return println!("skipped: the translation is given");
-    }
     let pool = pool_by(Translation::Auto, 256, 256);
+    let is_given = std::env::var_os("VELLUM_TRANSLATION").is_some();
+    if is_given || pool.backend() == BackendKind::Exmap {
+        return println!("skipped: the pool has no choice");
+    }
     let pages: Vec<PageRef> = (0..200).map(|value| new_page(&pool, 1, value)).collect();
     assert_eq!(pool.translation(), Translation::Mmu);
     pool.resize(bytes(100)).unwrap();
@@ -221,7 +222,7 @@ fn held_pages_do_not_move() {
 /// Threads read and write pages of all lengths while the size of the pool changes.
 #[test]
 fn the_size_changes_while_threads_work() {
-    const MOST: u64 = 30 << 8;
+    const MOST: u64 = 20 << 8;
     let folder = tempfile::tempdir().unwrap();
     for translation in translations() {
         let file = folder.path().join(format!("{translation:?}"));
@@ -230,7 +231,7 @@ fn the_size_changes_while_threads_work() {
         let device = Arc::new(device.with_prompt_storage());
         let options = PoolOptions { evictors: 1, ..resizable(translation, MOST, MOST) };
         let pool = open(device, options);
-        let churn = Churn::new(&pool, 5_000, &[1, 1, 1, 2, 16]);
+        let churn = Churn::new(&pool, 3_000, &[1, 1, 1, 2, 16]);
         let (ended, resized) = (AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -241,7 +242,7 @@ fn the_size_changes_while_threads_work() {
                     resized.fetch_add(1, Ordering::Relaxed);
                 }
             });
-            (0..3).for_each(|_| churn.crowd(&pool));
+            churn.crowd(&pool);
             ended.store(true, Ordering::Relaxed);
         });
         churn.check(&pool);
