@@ -35,7 +35,7 @@ pub(crate) struct Core {
     /// None in a pool without: then all pages lie at their own places on the surface.
     pub(crate) slots: Option<Slots>,
     /// The part of the state words that names slots.
-    slot_mask: SlotMask,
+    pub(crate) slot_mask: SlotMask,
     pub(crate) states: States,
     pub(crate) dirty: DirtyPages,
     pub(crate) parking: ParkingLot,
@@ -245,6 +245,13 @@ impl Core {
         };
         let inner = (head.0 + 1..).take_while(|id| is_inner(*id)).count();
         PageRef { id: head, frames: inner as u32 + 1 }
+    }
+
+    /// So many pages were evicted: the memory of state words may go.
+    pub(crate) fn note_evicted(&self, pages: u64) {
+        if let States::Pages(states) = &self.states {
+            states.note_evicted(pages, self.slot_mask, &self.parking);
+        }
     }
 
     /// The state word of a page that the caller holds.

@@ -64,6 +64,9 @@ pub use page::format::{PageDamage, PageFormat, RawPages};
 #[doc(hidden)]
 pub use page::state::VERSIONS_START_AFRESH;
 pub use page::states::StatePlace;
+#[cfg(feature = "model")]
+#[doc(hidden)]
+pub use page::states::WORDS_START_AFRESH;
 pub use page::{PageId, PageRef};
 pub use pool::Pool;
 pub use pool::copies::PageCopy;

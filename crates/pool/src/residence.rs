@@ -68,7 +68,7 @@ impl Core {
     ) -> Result<ClaimOutcome, PoolError> {
         let blocked = match &self.states {
             States::Pages(_) => {
-                if !state.try_lock(seen) {
+                if !self.try_lock_absent(page, state, seen) {
                     return Ok(ClaimOutcome::Lost);
                 }
                 if let Some(before) = self.lock_inner(page) {
@@ -131,6 +131,16 @@ impl Core {
         is_settled(sight) || is_held && self.policy.contains(self.whole(frame.id))
     }
 
+    /// Locks a page that is not resident, and whose word was `seen`. A word that was zero gets the
+    /// version with which it begins.
+    fn try_lock_absent(&self, page: PageRef, state: &PageState, seen: Word) -> bool {
+        let locked = state.try_lock(seen);
+        if let (true, true, States::Pages(states)) = (locked, seen.is_untouched(), &self.states) {
+            states.begin(page.id, state);
+        }
+        locked
+    }
+
     fn lock_unallocated(&self, page: PageRef) -> Claim {
         let (state, seen) = self.look_at_known(page);
         let leave = match seen.state() {
@@ -138,7 +148,7 @@ impl Core {
             State::Free => Leave::Free,
             _ => return Claim::Lost,
         };
-        if !state.try_lock(seen) {
+        if !self.try_lock_absent(page, state, seen) {
             return Claim::Lost;
         }
         if self.lock_inner(page).is_none() {
@@ -222,13 +232,14 @@ impl Core {
     /// is resident or in transit; then nothing changed.
     fn lock_inner(&self, page: PageRef) -> Option<InnerBefore> {
         let mut before = Vec::with_capacity(page.frames as usize - 1);
-        for (inner, seen) in self.inner(page) {
+        for inner in inner_pages(page) {
+            let Some((state, seen)) = self.states.look(inner.id) else { continue };
             let leave = match seen.state() {
                 State::Evicted => Some(Leave::Evicted),
                 State::Free => Some(Leave::Free),
                 _ => None,
             };
-            match leave.filter(|_| inner.try_lock(seen)) {
+            match leave.filter(|_| self.try_lock_absent(inner, state, seen)) {
                 Some(leave) => before.push(leave),
                 None => {
                     self.unlock_inner(page, before);
@@ -386,7 +397,7 @@ impl Core {
         if let States::Frames(states) = &self.states {
             return states.free_absent(&self.surface, &self.parking, page.id).map(Some);
         }
-        if !state.try_lock(seen) {
+        if !self.try_lock_absent(page, state, seen) {
             return Ok(None);
         }
         self.unlock(page, Leave::Free, false);

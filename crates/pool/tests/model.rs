@@ -19,12 +19,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use shuttle::rand::Rng;
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 use shuttle::thread;
-use vellum_pool::VERSIONS_START_AFRESH;
 use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, ReadDone, ReadRange, Write};
 use vellum_pool::{
     PageDamage, PageFormat, PageReader, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages,
     Restart, Space, StatePlace, Translation,
 };
+use vellum_pool::{VERSIONS_START_AFRESH, WORDS_START_AFRESH};
 use vellum_vm::{PageRange, Surface};
 
 /// Frames of a page. So the smallest pool, of eight frames, holds two pages.
@@ -423,6 +423,111 @@ fn versions_that_start_afresh_deceive_a_reader() {
     let why = found.expect_err("the model did not find it");
     let why = why.downcast_ref::<String>().expect("a message");
     assert!(why.contains("bytes of another page"), "{why}");
+}
+
+/// A pool of eight pages of one frame, all in slots, and twelve pages: three groups of words. The
+/// first page has the value 1 in its first and its last word, and lies in a slot.
+fn small_pages(pool: &Pool) -> Vec<PageRef> {
+    let pages: Vec<_> = (0..12).map(|_| pool.allocate(1).unwrap().page()).collect();
+    let mut first = pool.fix_exclusive(pages[0]).unwrap();
+    [0, 4088].into_iter().for_each(|at| first[at] = 1);
+    drop(first);
+    pool.write_dirty().unwrap();
+    pages
+}
+
+fn pool_of_small_pages() -> Pool {
+    let options = PoolOptions {
+        size: PoolSize::Bytes(8 * 4096),
+        evictors: 0,
+        translation: KIND.get().1,
+        ..PoolOptions::default()
+    };
+    let device = Arc::new(SlowDevice(Arc::new(MemoryDevice::new())));
+    Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap()
+}
+
+/// A reader looks at a page. The page leaves memory with all pages of its group, and the words go.
+/// Another page is in the slot while the reader reads it. Then the page comes back to that slot,
+/// with a word that was zero, and has some more exclusive holds. Whether the reader is deceived.
+fn is_deceived_after(holds: usize) -> bool {
+    let pool = pool_of_small_pages();
+    let pages = small_pages(&pool);
+    let page = pages[0];
+    let slot = pool.fix_shared(page).unwrap().as_ptr();
+    let reader = pool.try_optimistic(page).unwrap();
+    let mut seen = None;
+    for _ in 0..10 {
+        // Each fix evicts another page.
+        pages[4..].iter().for_each(|page| drop(pool.fix_shared(*page).unwrap()));
+        seen.get_or_insert((reader.bytes().u64(0), reader.bytes().u64(4088)));
+        if pool.give_words_back(0) && pool.fix_exclusive(page).unwrap().as_ptr() == slot {
+            break;
+        }
+    }
+    (0..holds).for_each(|_| drop(pool.fix_exclusive(page).unwrap()));
+    let guard = pool.fix_shared(page).unwrap();
+    assert_eq!((guard.as_ptr(), guard[0]), (slot, 1));
+    reader.validate().is_ok() && seen != Some((Some(1), Some(1)))
+}
+
+fn is_ever_deceived() -> bool {
+    static DECEIVED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+    KIND.set((StatePlace::Pages, Translation::Table));
+    DECEIVED.store(false, Ordering::SeqCst);
+    let one = || DECEIVED.store((0..10).any(is_deceived_after), Ordering::SeqCst);
+    shuttle::check_random(one, 1);
+    DECEIVED.load(Ordering::SeqCst)
+}
+
+#[test]
+fn words_that_were_given_back_deceive_no_reader() {
+    assert!(!is_ever_deceived());
+    WORDS_START_AFRESH.set(true);
+    let is_deceived = is_ever_deceived();
+    WORDS_START_AFRESH.set(false);
+    assert!(is_deceived, "the test did not find the planted bug");
+}
+
+/// Threads fault in, change, free and evict pages of a group while others give its words back. No
+/// change is lost, and no waiter sleeps for good.
+#[test]
+fn words_are_given_back_while_threads_need_them() {
+    static GIVEN: AtomicUsize = AtomicUsize::new(0);
+    check_on(&[KINDS[1], KINDS[2]], || {
+        let pool = Arc::new(pool_of_small_pages());
+        let pages = small_pages(&pool);
+        pages[4..].iter().for_each(|page| drop(pool.fix_shared(*page).unwrap()));
+        let count = |pool: &Pool, index: usize| {
+            let mut guard = pool.fix_exclusive(pages[index]).unwrap();
+            guard[8] += 1;
+        };
+        let change = |order: [usize; 3]| -> Box<dyn FnOnce() + Send> {
+            let (pool, pages) = (pool.clone(), pages.clone());
+            Box::new(move || {
+                for index in order {
+                    pool.fix_exclusive(pages[index]).unwrap()[8] += 1;
+                }
+            })
+        };
+        let (giving, freeing, freed) = (pool.clone(), pool.clone(), pages[3]);
+        threads(vec![
+            change([0, 5, 1]),
+            change([1, 6, 0]),
+            Box::new(move || {
+                for _ in 0..2 {
+                    GIVEN.fetch_add(usize::from(giving.give_words_back(0)), Relaxed);
+                }
+            }),
+            Box::new(move || freeing.free_page(freed).unwrap()),
+        ]);
+        count(&pool, 0);
+        assert_eq!(pool.frames_to_free(), 0);
+        let counts = [0, 1, 5, 6].map(|index| pool.fix_shared(pages[index]).unwrap()[8]);
+        assert_eq!(counts, [3, 2, 1, 1]);
+        assert!(matches!(pool.fix_shared(freed), Err(PoolError::PageFree(_))));
+    });
+    assert!(GIVEN.load(Relaxed) > schedules() / 4, "{GIVEN:?}: words are given back");
 }
 
 #[test]

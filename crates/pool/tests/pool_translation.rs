@@ -207,3 +207,24 @@ fn a_table_needs_a_state_for_each_page() {
     let largest = PoolOptions { size: PoolSize::Auto, ..by(Translation::Table, 64) };
     drop(open(Arc::new(MemoryDevice::new()), largest));
 }
+
+/// A file is read once, from one end to the other, and then a part of it. The words of what left
+/// memory go back to the kernel, and the pages are what they were.
+#[test]
+fn words_of_pages_that_left_are_given_back() {
+    for translation in [Translation::Mmu, Translation::Table] {
+        let pool = pool_by(translation, 2_000);
+        const PAGES: u64 = 300_000;
+        let pages: Vec<PageRef> = (0..PAGES).map(|value| new_page(&pool, 1, value)).collect();
+        let in_use = pool.state_bytes().unwrap();
+        assert!(in_use < PAGES * 8 / 2, "{translation:?}: {in_use} of {}", PAGES * 8);
+        let mut random = Random(9);
+        for _ in 0..100_000 {
+            let value = 250_000 + random.index(10_000);
+            assert_eq!(generation(&pool, pages[value]), Some(value as u64));
+        }
+        let in_use = pool.state_bytes().unwrap();
+        assert!(in_use < 40_000 * 8, "{translation:?}: {in_use} of {}", PAGES * 8);
+        assert_all(&pool, &pages);
+    }
+}

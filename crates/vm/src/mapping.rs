@@ -161,6 +161,25 @@ impl Reservation {
         }
     }
 
+    /// Returns the memory of some bytes, in whole pages, to the kernel. They are zero afterwards.
+    ///
+    /// # Errors
+    /// The kernel's, for memory that is locked for example. Then nothing has changed.
+    ///
+    /// # Panics
+    /// If the bytes are no whole pages of the reservation: a programming error.
+    ///
+    /// # Safety
+    /// No code relies on what is there. Other threads may use the bytes meanwhile: until the call
+    /// returns they find what was there, or zeros, and what they write may be lost.
+    pub unsafe fn discard(&self, from: usize, bytes: usize) -> Result<(), Errno> {
+        let whole = from.is_multiple_of(PAGE_SIZE) && bytes.is_multiple_of(PAGE_SIZE);
+        assert!(whole && from <= self.len() && bytes <= self.len() - from, "whole pages of it");
+        let start = self.base.as_ptr().wrapping_add(from);
+        // SAFETY: within the mapping; the rest is the caller's promise.
+        unsafe { sys::madvise(start, bytes, libc::MADV_DONTNEED) }
+    }
+
     /// The first byte; the same for the whole life of the reservation, and page-aligned.
     pub fn base(&self) -> NonNull<u8> {
         self.base

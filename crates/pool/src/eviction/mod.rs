@@ -222,6 +222,7 @@ impl Eviction {
         }
         core.counters.add(Event::Evict, evicted.pages);
         core.budget.put_back(evicted.frames);
+        core.note_evicted(evicted.pages);
         evicted
     }
 

@@ -116,7 +116,12 @@ impl Word {
     /// Of a page that is not allocated and has no word of its own.
     pub(crate) const FREE: Word = Word(FREE << STATE_SHIFT);
 
-    /// Whether no thread has ever written the word.
+    /// With this version.
+    pub(crate) const fn of_version(version: u64) -> Word {
+        Word(version)
+    }
+
+    /// Whether no thread has written the word, since its memory was last given back.
     pub(crate) const fn is_untouched(self) -> bool {
         self.0 == 0
     }
@@ -193,7 +198,7 @@ impl Word {
     }
 
     /// With the same slot.
-    const fn next_version(self, mask: SlotMask) -> Word {
+    pub(crate) const fn next_version(self, mask: SlotMask) -> Word {
         Word((self.0 & !VERSION) | (self.0.wrapping_add(mask.version_step()) & VERSION))
     }
 }
@@ -230,6 +235,12 @@ impl PageState {
     #[cfg(any(test, feature = "model"))]
     pub(crate) fn evicted() -> PageState {
         PageState(AtomicU64::new(0))
+    }
+
+    /// The memory of the word goes back to the kernel.
+    #[cfg(feature = "model")]
+    pub(crate) fn vanish(&self) {
+        self.0.store(0, Ordering::SeqCst);
     }
 
     /// A word that no page has: it never equals a word that a thread has read, so every attempt
@@ -305,6 +316,11 @@ impl PageState {
     #[inline(always)]
     pub(crate) fn held_slot(&self, mask: SlotMask) -> u64 {
         Word(self.0.load(Ordering::Relaxed)).slot(mask)
+    }
+
+    /// Gives the word its first version. The caller has locked it, and it was zero before.
+    pub(crate) fn begin_at(&self, version: u64) {
+        self.0.fetch_or(version, Ordering::AcqRel);
     }
 
     /// Puts a page into a slot. The caller holds the page exclusively, and has just taken the slot;

@@ -5,6 +5,12 @@
 //! 8 bytes for each page that was ever resident (in whole pages of 512 neighbours), none for the
 //! rest of the file. It grows with the file and never moves.
 //!
+//! A *group* is the pages whose words lie in one page of memory. If all of them are evicted, the
+//! memory goes back to the kernel, and the words are zero, as if no thread had ever used them. No
+//! version starts afresh: the group notes one that is newer than all of its versions, and a thread
+//! that locks a word of zero begins with that. The evictor looks for such groups, a few at a time.
+//! It locks all words of a group before it gives the memory back.
+//!
 //! Random accesses to a large file miss the TLB for the state as well as for the page. So in pools
 //! with huge pages the first part of the array, up to a 64th of the pool's size, comes 2 MiB at a
 //! time: states of 1 GiB of the file. That holds all states of a file up to eight times as large
@@ -20,6 +26,8 @@
 #![allow(unsafe_code)]
 
 use std::mem::size_of;
+use std::ops::Range;
+use std::sync::atomic::AtomicU64 as Statistic;
 
 use vellum_vm::{Errno, ReserveError, Surface};
 #[cfg(not(feature = "model"))]
@@ -28,7 +36,9 @@ use vellum_vm::{HUGE_PAGE_SIZE, Reservation};
 use crate::error::PoolError;
 use crate::page::PageId;
 use crate::page::frame_states::FrameStates;
-use crate::page::state::{PageState, Word};
+use crate::page::page_bits::{PageBits, WORD_BITS};
+use crate::page::parking::ParkingLot;
+use crate::page::state::{Leave, PageState, SlotMask, State, Word};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Where a pool keeps the state words of its pages.
@@ -134,6 +144,11 @@ impl States {
     }
 }
 
+/// The groups of so many pages.
+fn groups(pages: u64) -> u64 {
+    pages.div_ceil(GROUP)
+}
+
 /// The state words of all pages.
 #[derive(Debug)]
 pub(crate) struct StateArray {
@@ -141,10 +156,33 @@ pub(crate) struct StateArray {
     pages: AtomicU64,
     /// How many bytes of the array may be in huge pages.
     huge: AtomicU64,
+    /// The groups of which a word has been used.
+    used: PageBits,
+    /// For each group, the version with which its words begin.
+    first_versions: FirstVersions,
+    /// The pages that were evicted, and the next groups to look at.
+    evicted: Statistic,
+    hand: Statistic,
+}
+
+/// The pages of a group.
+const GROUP: u64 = if cfg!(feature = "model") { 4 } else { 512 };
+
+/// The evictor looks at some groups whenever so many pages were evicted.
+const EVICTED_PER_LOOK: u64 = 512;
+
+#[cfg(feature = "model")]
+std::thread_local! {
+    /// A planted bug, which the model has to find: words begin with version zero.
+    pub static WORDS_START_AFRESH: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 #[cfg(not(feature = "model"))]
 type Words = Reservation;
+#[cfg(not(feature = "model"))]
+type FirstVersions = Reservation;
+#[cfg(feature = "model")]
+type FirstVersions = Vec<AtomicU64>;
 
 /// Shuttle's atomics are no plain words, so the model has a small array of them.
 #[cfg(feature = "model")]
@@ -159,13 +197,31 @@ impl StateArray {
     #[cfg(not(feature = "model"))]
     pub(crate) fn new(pages: u64) -> Result<StateArray, ReserveError> {
         let words = Reservation::new(Self::bytes(pages), "page states")?;
-        Ok(StateArray { words, pages: AtomicU64::new(pages), huge: AtomicU64::new(0) })
+        let first_versions = Reservation::new(Self::bytes(groups(pages)), "versions of states")?;
+        Self::with(words, first_versions, pages)
     }
 
     #[cfg(feature = "model")]
     pub(crate) fn new(pages: u64) -> Result<StateArray, ReserveError> {
         let words = (0..256).map(|_| PageState::evicted()).collect();
-        Ok(StateArray { words, pages: AtomicU64::new(pages), huge: AtomicU64::new(0) })
+        let first_versions = (0..256 / GROUP).map(|_| AtomicU64::new(0)).collect();
+        Self::with(words, first_versions, pages)
+    }
+
+    fn with(
+        words: Words,
+        first_versions: FirstVersions,
+        pages: u64,
+    ) -> Result<StateArray, ReserveError> {
+        Ok(StateArray {
+            words,
+            pages: AtomicU64::new(pages),
+            huge: AtomicU64::new(0),
+            used: PageBits::new(groups(pages), "groups of states")?,
+            first_versions,
+            evicted: Statistic::new(0),
+            hand: Statistic::new(0),
+        })
     }
 
     #[cfg(not(feature = "model"))]
@@ -175,6 +231,9 @@ impl StateArray {
 
     /// Makes room for `pages` words; never shrinks.
     pub(crate) fn grow(&self, pages: u64) -> Result<(), ReserveError> {
+        self.used.grow(groups(pages))?;
+        #[cfg(not(feature = "model"))]
+        self.first_versions.grow(Self::bytes(groups(pages)))?;
         #[cfg(not(feature = "model"))]
         self.words.grow(Self::bytes(pages))?;
         self.pages.fetch_max(pages, Ordering::AcqRel);
@@ -198,12 +257,120 @@ impl StateArray {
         }
     }
 
-    /// Bytes of memory that the words take at this moment.
+    /// Bytes of memory that the words take at this moment, with what their groups note.
     pub(crate) fn resident_bytes(&self) -> Result<u64, Errno> {
         #[cfg(not(feature = "model"))]
-        return self.words.resident_bytes();
+        return Ok(self.words.resident_bytes()?
+            + self.first_versions.resident_bytes()?
+            + self.used.resident_bytes()?);
         #[cfg(feature = "model")]
         Ok(0)
+    }
+
+    /// Begins with a word that was zero: the caller has locked it.
+    #[cold]
+    pub(crate) fn begin(&self, page: PageId, state: &PageState) {
+        let group = page.0 / GROUP;
+        if !self.used.contains(group) {
+            self.used.set(group);
+        }
+        #[cfg(feature = "model")]
+        if WORDS_START_AFRESH.get() {
+            return;
+        }
+        // The thread that noted it has given the word's memory back since, or no thread ever has.
+        state.begin_at(self.first_version(group).load(Ordering::Acquire));
+    }
+
+    /// So many more pages were evicted. Now and then looks at some groups, and gives the memory of
+    /// those back whose pages are all evicted.
+    pub(crate) fn note_evicted(&self, pages: u64, mask: SlotMask, parking: &ParkingLot) {
+        let before = self.evicted.fetch_add(pages, Ordering::Relaxed);
+        let looks = (before + pages) / EVICTED_PER_LOOK - before / EVICTED_PER_LOOK;
+        // In the model the test does that.
+        if cfg!(feature = "model") || looks == 0 {
+            return;
+        }
+        let words = (self.pages() / GROUP).div_ceil(WORD_BITS);
+        if words > 0 {
+            let word = self.hand.fetch_add(1, Ordering::Relaxed) % words;
+            self.used.for_each_in(word..word + 1, |group| _ = self.give_back(group, mask, parking));
+        }
+    }
+
+    /// Gives the memory of a group's words back, if all of its pages are evicted. False if they are
+    /// not, or if the kernel does not take it.
+    pub(crate) fn give_back(&self, group: u64, mask: SlotMask, parking: &ParkingLot) -> bool {
+        let pages = group * GROUP..(group + 1) * GROUP;
+        // Words of pages beyond the file's end could not be locked. A part of a huge page stays.
+        if pages.end > self.pages() || pages.start * 8 < self.huge.load(Ordering::Relaxed) {
+            return false;
+        }
+        let word = |page| self.get(PageId(page)).expect("the file has the page");
+        if !pages.clone().all(|page| word(page).load().state() == State::Evicted) {
+            return false;
+        }
+        let (mut end, mut newest) = (pages.start, 0);
+        for page in pages.clone() {
+            let (state, seen) = (word(page), word(page).load());
+            if seen.state() != State::Evicted || !state.try_lock(seen) {
+                break;
+            }
+            if seen.is_untouched() {
+                self.begin(PageId(page), state);
+            }
+            newest = newest.max(state.load().version());
+            end += 1;
+        }
+        let all = end == pages.end;
+        if all {
+            let next = Word::of_version(newest).next_version(mask).version();
+            self.first_version(group).store(next, Ordering::Release);
+            // Before the memory goes: from then on threads begin with words, and set it.
+            self.used.clear(group);
+        }
+        if all && self.discard(&pages) {
+            // A thread may have announced itself in a word that is gone.
+            pages.for_each(|page| parking.wake(PageId(page)));
+            return true;
+        }
+        if all {
+            self.used.set(group);
+        }
+        for page in pages.start..end {
+            if word(page).unlock(Leave::Evicted, false, mask) {
+                parking.wake(PageId(page));
+            }
+        }
+        false
+    }
+
+    /// Makes the words zero, and returns their memory to the kernel. False if it does not take it.
+    fn discard(&self, pages: &Range<u64>) -> bool {
+        #[cfg(not(feature = "model"))]
+        let is_taken = {
+            let (start, end) = (pages.start as usize * 8, pages.end as usize * 8);
+            // SAFETY: the caller has locked all words. Other threads can only announce themselves
+            // there, and the caller wakes them all.
+            unsafe { self.words.discard(start, end - start) }.is_ok()
+        };
+        #[cfg(feature = "model")]
+        let is_taken = {
+            pages.clone().for_each(|page| self.words[page as usize].vanish());
+            true
+        };
+        is_taken
+    }
+
+    fn first_version(&self, group: u64) -> &AtomicU64 {
+        #[cfg(not(feature = "model"))]
+        {
+            assert!((group as usize + 1) * 8 <= self.first_versions.len());
+            // SAFETY: within the reservation, aligned, and any bit pattern is a valid number.
+            unsafe { &*self.first_versions.base().as_ptr().cast::<AtomicU64>().add(group as usize) }
+        }
+        #[cfg(feature = "model")]
+        &self.first_versions[group as usize]
     }
 
     /// How many pages have a word.
@@ -232,7 +399,6 @@ impl StateArray {
 #[allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 mod tests {
     use super::*;
-    use crate::page::state::{Leave, SlotMask};
 
     const GIB: u64 = (1 << 30) / 4096;
 
