@@ -27,6 +27,24 @@ const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
         "crates/dax/Cargo.toml",
         &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
     ),
+    (
+        "crates/aquila-core/Cargo.toml",
+        &[
+            "vellum-vm",
+            "vellum-pool",
+            "vellum",
+            "vellum-cli",
+            AQUILA,
+            MORSEL,
+            BENCH,
+            EXPERIMENTS,
+            PEERS,
+        ],
+    ),
+    (
+        "crates/aquila/Cargo.toml",
+        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
+    ),
     ("crates/capi/Cargo.toml", &["vellum-pool", "vellum-cli", BENCH, EXPERIMENTS, PEERS]),
     (
         "crates/preload/Cargo.toml",
@@ -50,6 +68,7 @@ const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
     ),
 ];
 
+const AQUILA: &str = "vellum-aquila";
 const MORSEL: &str = "vellum-morsel";
 
 const BENCH: &str = "vellum-bench";

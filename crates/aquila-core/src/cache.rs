@@ -1,0 +1,880 @@
+//! The cache: a fault from top to bottom, eviction, write-back, and the rest of its life.
+//!
+//! A fault looks the page up. If it is there, the faulting thread pins it, maps it and unpins it.
+//! If not, the thread takes a free frame, enters it in the index in the state *filling*, so that
+//! other faults of the page wait, reads the page, and publishes it.
+//!
+//! If no frame is free, the faulting thread evicts a batch: it takes the frames that the policy
+//! proposes, unmaps all pages with one shootdown, writes the dirty ones in the order of their
+//! places, releases the frames, removes the pages from the index, and only then frees the frames.
+//! So:
+//!
+//! - no frame is used for another page before every processor has forgotten its old one;
+//! - a fault of a page that is leaving waits until it is in its file, and then reads it from there;
+//! - a page that cannot be written stays in the cache, dirty, and the error reaches the caller.
+//!
+//! A thread that waits holds no lock on a frame, and a thread that evicts waits for nothing but its
+//! own I/O. A faulting thread holds at most pins while it waits for a lock. So no circle of threads
+//! waits.
+
+use core::ops::RangeInclusive;
+
+use crate::dirty::DirtySet;
+use crate::frame::{Frame, Frames, Key, Pin, State};
+use crate::free_lists::FreeLists;
+use crate::index::Index;
+use crate::machine::{Machine, Page};
+use crate::policy::{Evictor, Policy};
+use crate::read_ahead::MOST_PAGES;
+use crate::statistics::{Count, Counters, Statistics};
+use crate::sync::{AtomicU64, Ordering};
+
+/// Pages that are evicted or written at once, with one shootdown (paper, section 4.1).
+const BATCH: usize = 512;
+
+/// How often a thread that finds no frame waits before it reports that the cache is full. The
+/// threads that have the last frames for a moment only give them back long before.
+const PATIENCE: u32 = 1 << 20;
+
+/// Fills the unused places of arrays.
+const NO_PAGE: Page =
+    Page { key: Key::new(0, 0).expect("the first key"), frame: Frame::MAX, dirty: false };
+
+/// How a program accesses a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// It loads.
+    Read,
+    /// It stores.
+    Write,
+}
+
+/// Why a page cannot be had, or cannot be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error<E> {
+    /// Every frame has a page that a caller has pinned.
+    Full,
+    /// The page is pinned too often already.
+    TooManyPins,
+    /// The machine could not read, write or map.
+    Machine(E),
+}
+
+impl<E> From<E> for Error<E> {
+    fn from(error: E) -> Self {
+        Self::Machine(error)
+    }
+}
+
+/// A page fault.
+#[derive(Debug)]
+pub struct Fault<'p, P: ?Sized> {
+    /// The page.
+    pub key: Key,
+    /// What the program was about to do.
+    pub access: Access,
+    /// Pages after it that should be read and mapped too ([`Plan::ahead`](crate::Plan::ahead)).
+    pub ahead: u32,
+    /// Pages read ahead earlier that were used ([`Plan::used`](crate::Plan::used)).
+    pub used: u32,
+    /// Where it happened.
+    pub place: &'p P,
+}
+
+/// What became of pages that should leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evicted {
+    /// Pages that have left.
+    pub pages: u64,
+    /// Pages that stay, because they are pinned or could not be written.
+    pub stay: u64,
+}
+
+/// The memory that a cache needs for its structures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    frames: u32,
+    processors: usize,
+    nodes: usize,
+}
+
+impl Layout {
+    /// Frames that a cache can have: 4 TiB of pages.
+    pub const MOST_FRAMES: u32 = 1 << 30;
+
+    /// For so many frames at most, and so many processors and NUMA nodes. `None` if one of the
+    /// numbers is zero or too large.
+    pub fn new(frames: u32, processors: usize, nodes: usize) -> Option<Self> {
+        let is_sound = (1..=Self::MOST_FRAMES).contains(&frames)
+            && (1..=1 << 16).contains(&processors)
+            && (1..=1 << 10).contains(&nodes);
+        is_sound.then_some(Self { frames, processors, nodes })
+    }
+
+    /// Words of memory: about six for each frame.
+    pub fn words(&self) -> usize {
+        let frames = self.frames as usize;
+        5 * frames
+            + Index::buckets(self.frames)
+            + DirtySet::bit_words(self.frames)
+            + FreeLists::processor_words(self.processors)
+            + FreeLists::node_words(self.nodes)
+            + 2
+    }
+}
+
+/// A run of pages that the thread has pinned.
+struct Run {
+    pages: [Page; MOST_PAGES as usize],
+    count: usize,
+}
+
+impl Run {
+    fn new() -> Self {
+        Self { pages: [NO_PAGE; MOST_PAGES as usize], count: 0 }
+    }
+
+    fn push(&mut self, key: Key, frame: Frame) {
+        self.pages[self.count] = Page { key, frame, dirty: false };
+        self.count += 1;
+    }
+
+    fn pages(&self) -> &[Page] {
+        &self.pages[..self.count]
+    }
+}
+
+/// A cache of file pages.
+#[derive(Debug)]
+pub struct Cache<'a, M, P> {
+    frames: Frames<'a>,
+    index: Index<'a>,
+    free: FreeLists<'a>,
+    dirty: DirtySet<'a>,
+    /// Frames that may be used.
+    size: &'a AtomicU64,
+    counters: &'a [Counters],
+    policy: P,
+    machine: M,
+}
+
+impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
+    /// A cache in the given memory, of which at first `size` frames are used: at least one, and at
+    /// most those of the layout.
+    ///
+    /// # Panics
+    /// If there are fewer words than the layout needs, a word is not zero, or there is no counter.
+    pub fn new(
+        layout: Layout,
+        words: &'a [AtomicU64],
+        counters: &'a [Counters],
+        policy: P,
+        machine: M,
+        size: u32,
+    ) -> Self {
+        let words = &words[..layout.words()];
+        assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0), "memory that was used");
+        assert!(!counters.is_empty(), "no counters");
+        let frames = layout.frames as usize;
+        let (states, rest) = words.split_at(frames);
+        let (keys, rest) = rest.split_at(frames);
+        let (index_links, rest) = rest.split_at(frames);
+        let (free_links, rest) = rest.split_at(frames);
+        let (sorted, rest) = rest.split_at(frames);
+        let (buckets, rest) = rest.split_at(Index::buckets(layout.frames));
+        let (bits, rest) = rest.split_at(DirtySet::bit_words(layout.frames));
+        let (processors, rest) = rest.split_at(FreeLists::processor_words(layout.processors));
+        let (nodes, rest) = rest.split_at(FreeLists::node_words(layout.nodes));
+        let frames = Frames::new(states, keys);
+        let cache = Self {
+            index: Index::new(buckets, index_links, frames.keys()),
+            free: FreeLists::new(processors, nodes, free_links),
+            dirty: DirtySet::new(bits, sorted, &rest[0], frames.keys()),
+            frames,
+            size: &rest[1],
+            counters,
+            policy,
+            machine,
+        };
+        let size = size.clamp(1, layout.frames);
+        (size..layout.frames).for_each(|frame| cache.free.retire(frame));
+        (0..size).rev().for_each(|frame| cache.free.put(frame, 0, 0));
+        cache.size.store(size.into(), Ordering::Release);
+        cache
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &M {
+        &self.machine
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> &P {
+        &self.policy
+    }
+
+    /// Frames that the cache may use now.
+    pub fn size(&self) -> u32 {
+        self.size.load(Ordering::Acquire) as u32
+    }
+
+    /// Frames that it can ever use.
+    pub fn capacity(&self) -> u32 {
+        self.frames.count()
+    }
+
+    /// What it has done.
+    pub fn statistics(&self) -> Statistics {
+        Statistics::of(self.counters, self.dirty.count(), self.size())
+    }
+
+    fn count(&self, count: Count, events: u64) {
+        self.counters[self.machine.processor() % self.counters.len()].add(count, events);
+    }
+
+    // A fault.
+
+    /// Makes a page accessible. Returns how many pages it mapped, which is at least that one.
+    ///
+    /// # Errors
+    /// [`Error::Full`]; what the machine said.
+    pub fn fault(&self, fault: &Fault<'_, M::Place>) -> Result<u32, Error<M::Error>> {
+        self.count(Count::Faults, 1);
+        self.count(Count::ReadAheadHits, fault.used.into());
+        let mut run = Run::new();
+        self.pin_run(fault.key, fault.ahead, &mut run)?;
+        let mapped = match fault.access {
+            Access::Read => self.machine.map(run.pages(), fault.place, false),
+            Access::Write => {
+                let (first, rest) = run.pages().split_at(1);
+                self.map_for_writing(first[0], fault.place).and_then(|()| match rest.is_empty() {
+                    true => Ok(()),
+                    false => self.machine.map(rest, fault.place, false),
+                })
+            }
+        };
+        self.unpin_run(&run);
+        mapped.map(|()| run.count as u32).map_err(Error::Machine)
+    }
+
+    /// Marks a pinned page dirty, and maps it for writing. The lock keeps write-back from taking
+    /// the write access away between the two.
+    fn map_for_writing(&self, page: Page, place: &M::Place) -> Result<(), M::Error> {
+        self.lock(page.frame);
+        self.mark_dirty(page.frame);
+        let mapped = self.machine.map(&[page], place, true);
+        self.frames.unlock(page.frame);
+        mapped
+    }
+
+    /// Locks a frame that the thread has pinned.
+    fn lock(&self, frame: Frame) {
+        let mut attempt = 0;
+        while self.frames.try_lock(frame).is_err() {
+            self.machine.wait(attempt);
+            attempt += 1;
+        }
+    }
+
+    fn mark_dirty(&self, frame: Frame) {
+        if self.frames.set_dirty(frame) {
+            self.dirty.insert(frame);
+        }
+    }
+
+    /// Pins a page, and as many as possible of the `ahead` pages after it. Reads them if the first
+    /// one is not in the cache; otherwise takes those that are.
+    fn pin_run(&self, key: Key, ahead: u32, run: &mut Run) -> Result<(), Error<M::Error>> {
+        let ahead = ahead.min(MOST_PAGES - 1);
+        let mut attempt = 0;
+        loop {
+            match self.index.find(key) {
+                None if self.fill(key, ahead, run)? => return Ok(()),
+                None => {}
+                Some(frame) => match self.frames.pin(frame, key) {
+                    Pin::Pinned => {
+                        self.note_hit(frame);
+                        run.push(key, frame);
+                        self.pin_neighbours(key, ahead, run);
+                        return Ok(());
+                    }
+                    Pin::Gone => {}
+                    Pin::Busy => {
+                        self.machine.wait(attempt);
+                        attempt += 1;
+                    }
+                },
+            }
+        }
+    }
+
+    fn note_hit(&self, frame: Frame) {
+        self.count(Count::Hits, 1);
+        self.frames.reference(frame);
+        self.policy.touch(frame);
+    }
+
+    /// Pins the pages after the first one, as long as they are in the cache.
+    fn pin_neighbours(&self, key: Key, ahead: u32, run: &mut Run) {
+        for step in 1..=u64::from(ahead) {
+            let Some(key) = key.after(step) else { return };
+            let Some(frame) = self.index.find(key) else { return };
+            if self.frames.pin(frame, key) != Pin::Pinned {
+                return;
+            }
+            run.push(key, frame);
+        }
+    }
+
+    fn unpin_run(&self, run: &Run) {
+        run.pages().iter().for_each(|page| self.frames.unpin(page.frame));
+    }
+
+    /// Reads a page that is not in the cache, and pages after it, as far as frames are free for
+    /// them. Returns false if another thread was first.
+    fn fill(&self, key: Key, ahead: u32, run: &mut Run) -> Result<bool, Error<M::Error>> {
+        let frame = self.take_frame()?;
+        if !self.enter(key, frame) {
+            return Ok(false);
+        }
+        run.push(key, frame);
+        for step in 1..=u64::from(ahead) {
+            let Some(key) = key.after(step).filter(|key| self.index.find(*key).is_none()) else {
+                break;
+            };
+            let Some(frame) = self.free.take(self.machine.processor(), self.machine.node()) else {
+                break;
+            };
+            if !self.enter(key, frame) {
+                break;
+            }
+            run.push(key, frame);
+        }
+        let mut result = self.machine.read(run.pages());
+        if result.is_err() && run.count > 1 {
+            // The page that was asked for may be readable although another one is not.
+            run.pages()[1..].iter().for_each(|page| self.abandon(*page));
+            run.count = 1;
+            result = self.machine.read(run.pages());
+        }
+        if let Err(error) = result {
+            self.abandon(run.pages()[0]);
+            run.count = 0;
+            return Err(Error::Machine(error));
+        }
+        for page in run.pages() {
+            self.frames.publish(page.frame);
+            self.policy.admit(page.frame, page.key);
+        }
+        self.count(Count::Misses, 1);
+        self.count(Count::ReadAhead, run.count as u64 - 1);
+        Ok(true)
+    }
+
+    /// Enters a free frame in the index, to be filled by this thread; or gives it back, if another
+    /// thread was first.
+    fn enter(&self, key: Key, frame: Frame) -> bool {
+        self.frames.claim(frame, key);
+        let is_first = self.index.insert(key, frame).is_ok();
+        if !is_first {
+            self.give_back(frame);
+        }
+        is_first
+    }
+
+    /// Gives up a page that could not be read.
+    fn abandon(&self, page: Page) {
+        self.machine.release(&[page]);
+        self.index.remove(page.key, page.frame);
+        self.give_back(page.frame);
+    }
+
+    fn give_back(&self, frame: Frame) {
+        self.frames.free(frame);
+        self.free.put(frame, self.machine.processor(), self.machine.node());
+    }
+
+    // Eviction.
+
+    /// Takes a frame that is free, or evicts pages until one is.
+    fn take_frame(&self) -> Result<Frame, Error<M::Error>> {
+        let mut failed = None;
+        for attempt in 0..PATIENCE {
+            if let Some(frame) = self.free.take(self.machine.processor(), self.machine.node()) {
+                return Ok(frame);
+            }
+            // After a failed write only clean pages can leave.
+            match self.evict_batch(failed.is_some()) {
+                (0, None) => {}
+                (0, Some(error)) => {
+                    failed = Some(error);
+                    continue;
+                }
+                _ => continue,
+            }
+            if let Some(error) = failed {
+                return Err(Error::Machine(error));
+            }
+            if self.is_full_of_pins() {
+                break;
+            }
+            self.machine.wait(attempt);
+        }
+        Err(Error::Full)
+    }
+
+    /// Whether every frame that may be used has a page that a caller has pinned. The pins of
+    /// threads in the middle of a fault do not count: they end.
+    fn is_full_of_pins(&self) -> bool {
+        let is_held = |frame: &Frame| self.frames.word(*frame).is_held();
+        (0..self.frames.count()).filter(is_held).count() >= self.size() as usize
+    }
+
+    /// Evicts pages that the policy proposes. Returns how many have left, and the first error.
+    fn evict_batch(&self, clean: bool) -> (u64, Option<M::Error>) {
+        let most = (self.size() as usize / 8).clamp(1, BATCH);
+        let mut batch = Batch { cache: self, clean, pages: [NO_PAGE; BATCH], count: 0, most };
+        self.policy.propose(&mut batch);
+        let count = batch.count;
+        self.evict(&mut batch.pages[..count], false)
+    }
+
+    /// Evicts pages whose frames are in the state evicting. Returns how many have left, and the
+    /// first error; pages that could not be written stay. With `discard` none is written.
+    fn evict(&self, pages: &mut [Page], discard: bool) -> (u64, Option<M::Error>) {
+        if pages.is_empty() {
+            return (0, None);
+        }
+        pages.sort_unstable_by_key(|page| page.key);
+        self.machine.unmap(pages);
+        self.count(Count::Shootdowns, 1);
+        let mut first_error = None;
+        for run in pages.chunk_by_mut(|one, next| one.dirty == next.dirty && follows(one, next)) {
+            if !run[0].dirty {
+                continue;
+            }
+            if discard {
+                self.mark_clean(run);
+            }
+            match if discard { Ok(()) } else { self.write(run) } {
+                Ok(()) => run.iter_mut().for_each(|page| page.dirty = false),
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        let mut gone = 0;
+        for at in 0..pages.len() {
+            if pages[at].dirty {
+                self.frames.keep(pages[at].frame);
+            } else {
+                pages.swap(gone, at);
+                gone += 1;
+            }
+        }
+        let gone = &pages[..gone];
+        self.machine.release(gone);
+        for page in gone {
+            self.index.remove(page.key, page.frame);
+            self.policy.remove(page.frame, page.key);
+            self.give_back(page.frame);
+        }
+        self.count(Count::Evictions, gone.len() as u64);
+        (gone.len() as u64, first_error)
+    }
+
+    /// Writes a run whose frames this thread has locked or evicts. Afterwards the pages are clean,
+    /// or as dirty as before.
+    fn write(&self, run: &[Page]) -> Result<(), M::Error> {
+        self.count(Count::Writes, 1);
+        if let Err(error) = self.machine.write(run) {
+            self.count(Count::WriteErrors, 1);
+            return Err(error);
+        }
+        self.mark_clean(run);
+        self.count(Count::WrittenBack, run.len() as u64);
+        Ok(())
+    }
+
+    /// The caller has locked the frames, or evicts them.
+    fn mark_clean(&self, pages: &[Page]) {
+        for page in pages {
+            self.dirty.remove(page.frame);
+            self.frames.clear_dirty(page.frame);
+        }
+    }
+
+    /// Evicts the pages of a range that no caller has pinned. With `discard`, changes that are not
+    /// yet written are lost.
+    ///
+    /// # Errors
+    /// The first error of a write. All pages were tried; those that failed stay.
+    pub fn evict_range(
+        &self,
+        range: RangeInclusive<Key>,
+        discard: bool,
+    ) -> (Evicted, Result<(), M::Error>) {
+        let mut pages = [NO_PAGE; BATCH];
+        let (mut count, mut evicted, mut result) = (0, Evicted::default(), Ok(()));
+        let mut flush = |pages: &mut [Page], evicted: &mut Evicted| {
+            let (gone, error) = self.evict(pages, discard);
+            evicted.pages += gone;
+            evicted.stay += pages.len() as u64 - gone;
+            if let (Some(error), Ok(())) = (error, result) {
+                result = Err(error);
+            }
+        };
+        self.for_each_in(&range, |key, frame| {
+            let mut attempt = 0;
+            loop {
+                match self.begin_eviction(key, frame) {
+                    Departure::Gone => return,
+                    Departure::Stays => return evicted.stay += 1,
+                    Departure::Leaves(page) => {
+                        pages[count] = page;
+                        count += 1;
+                    }
+                    // A thread that waits has no frames: so those that it has leave first.
+                    Departure::Busy => {
+                        flush(&mut pages[..count], &mut evicted);
+                        count = 0;
+                        self.machine.wait(attempt);
+                        attempt += 1;
+                        continue;
+                    }
+                }
+                if count == BATCH {
+                    flush(&mut pages, &mut evicted);
+                    count = 0;
+                }
+                return;
+            }
+        });
+        flush(&mut pages[..count], &mut evicted);
+        (evicted, result)
+    }
+
+    /// Calls a function for each page of a range in the cache, and its frame; perhaps for pages
+    /// that have just left, too.
+    fn for_each_in(&self, range: &RangeInclusive<Key>, mut f: impl FnMut(Key, Frame)) {
+        let span = range.end().word().saturating_sub(range.start().word());
+        if span < self.frames.count().into() {
+            for step in 0..=span {
+                let key = Key::of_word(range.start().word() + step);
+                if let Some((key, frame)) = key.and_then(|key| Some((key, self.index.find(key)?))) {
+                    f(key, frame);
+                }
+            }
+            return;
+        }
+        for frame in 0..self.frames.count() {
+            if let Some(key) = self.frames.key(frame).filter(|key| range.contains(key)) {
+                f(key, frame);
+            }
+        }
+    }
+
+    /// Takes a page's frame for eviction, if nothing is in the way.
+    fn begin_eviction(&self, key: Key, frame: Frame) -> Departure {
+        if let Err(word) = self.frames.try_evict(frame, false) {
+            if word.state() == State::Free || self.frames.key(frame) != Some(key) {
+                return Departure::Gone;
+            }
+            return if word.is_held() { Departure::Stays } else { Departure::Busy };
+        }
+        if self.frames.key(frame) != Some(key) {
+            self.frames.keep(frame);
+            return Departure::Gone;
+        }
+        let dirty = self.frames.word(frame).is_dirty();
+        Departure::Leaves(Page { key, frame, dirty })
+    }
+
+    // Write-back.
+
+    /// Writes the dirty pages of a range back, in the order of their places. Covers every store
+    /// that happened before the call.
+    ///
+    /// # Errors
+    /// The first error of a write. All pages were tried; those that failed are still dirty.
+    pub fn write_back(&self, range: RangeInclusive<Key>) -> Result<u64, M::Error> {
+        let mut attempt = 0;
+        let sorted = loop {
+            match self.dirty.try_sort(&range) {
+                Some(sorted) => break sorted,
+                None => self.machine.wait(attempt),
+            }
+            attempt += 1;
+        };
+        let (mut position, mut written, mut result) = (0, 0, Ok(()));
+        let mut pages = [NO_PAGE; BATCH];
+        while sorted.get(position).is_some() {
+            let (mut count, mut attempt) = (0, 0);
+            while let Some(key) = sorted.get(position).filter(|_| count < BATCH) {
+                match self.try_lock_dirty(key) {
+                    Lock::Clean => {}
+                    Lock::Locked(page) => {
+                        pages[count] = page;
+                        count += 1;
+                    }
+                    // A thread that waits holds no locks: so the ones it has are written first.
+                    Lock::Busy if count > 0 => break,
+                    Lock::Busy => {
+                        self.machine.wait(attempt);
+                        attempt += 1;
+                        continue;
+                    }
+                }
+                position += 1;
+            }
+            let (done, error) = self.write_locked(&mut pages[..count]);
+            written += done;
+            if let (Some(error), Ok(())) = (error, result) {
+                result = Err(error);
+            }
+        }
+        result.map(|()| written)
+    }
+
+    /// Locks a page, if it is dirty.
+    fn try_lock_dirty(&self, key: Key) -> Lock {
+        // A page that is being evicted is in the index until it is written.
+        let Some(frame) = self.index.find(key) else {
+            return Lock::Clean;
+        };
+        match self.frames.try_lock(frame) {
+            Err(word) if matches!(word.state(), State::Free | State::Filling) => Lock::Clean,
+            Err(_) => Lock::Busy,
+            Ok(word) if self.frames.key(frame) == Some(key) && word.is_dirty() => {
+                // Pages with pins for writing may change at any time, and are never clean.
+                Lock::Locked(Page { key, frame, dirty: !word.is_held_for_writing() })
+            }
+            Ok(word) => {
+                let is_another = self.frames.key(frame) != Some(key);
+                self.frames.unlock(frame);
+                debug_assert!(is_another || !word.is_dirty());
+                if is_another { Lock::Busy } else { Lock::Clean }
+            }
+        }
+    }
+
+    /// Writes locked pages, and unlocks them. Of those with `dirty` the write access ends first,
+    /// and they are clean afterwards; the others have pins for writing. Returns how many were
+    /// written, and the first error.
+    fn write_locked(&self, pages: &mut [Page]) -> (u64, Option<M::Error>) {
+        if pages.is_empty() {
+            return (0, None);
+        }
+        pages.sort_unstable_by_key(|page| (!page.dirty, page.key));
+        let (ordinary, pinned) = pages.split_at(pages.partition_point(|page| page.dirty));
+        if !ordinary.is_empty() {
+            self.machine.protect(ordinary);
+            self.count(Count::Shootdowns, 1);
+        }
+        let (mut written, mut first_error) = (0, None);
+        for run in ordinary.chunk_by(follows) {
+            match self.write(run) {
+                Ok(()) => written += run.len() as u64,
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        for run in pinned.chunk_by(follows) {
+            self.count(Count::Writes, 1);
+            match self.machine.write(run) {
+                Ok(()) => written += run.len() as u64,
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        pages.iter().for_each(|page| self.frames.unlock(page.frame));
+        (written, first_error)
+    }
+
+    // Pins, copies, sizes.
+
+    /// Keeps a page in the cache until [`unpin`](Self::unpin), and maps it. With [`Access::Write`]
+    /// the page stays mapped for writing, and counts as dirty all the time.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::TooManyPins`]; what the machine said.
+    pub fn pin(
+        &self,
+        key: Key,
+        access: Access,
+        place: &M::Place,
+    ) -> Result<Frame, Error<M::Error>> {
+        let mut run = Run::new();
+        self.pin_run(key, 0, &mut run)?;
+        let page = run.pages()[0];
+        let for_writing = access == Access::Write;
+        if for_writing {
+            // Write-back looks at the holds while it has the lock.
+            self.lock(page.frame);
+            self.mark_dirty(page.frame);
+        }
+        let result = match self.frames.hold(page.frame, for_writing) {
+            false => Err(Error::TooManyPins),
+            true => self.machine.map(&[page], place, for_writing).map_err(|error| {
+                self.frames.end_hold(page.frame, for_writing);
+                Error::Machine(error)
+            }),
+        };
+        if for_writing {
+            self.frames.unlock(page.frame);
+        }
+        match result {
+            Ok(()) => Ok(page.frame),
+            Err(error) => {
+                self.frames.unpin(page.frame);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a pin, with the same access.
+    pub fn unpin(&self, frame: Frame, access: Access) {
+        self.frames.end_hold(frame, access == Access::Write);
+        self.frames.unpin(frame);
+    }
+
+    /// Calls a function with a page in the cache. With [`Access::Write`] the function may change
+    /// the frame: the page is dirty, and no thread writes it back meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Full`]; what the machine said.
+    pub fn with_page<T>(
+        &self,
+        key: Key,
+        ahead: u32,
+        access: Access,
+        f: impl FnOnce(Page) -> T,
+    ) -> Result<T, Error<M::Error>> {
+        let mut run = Run::new();
+        self.pin_run(key, ahead, &mut run)?;
+        let page = run.pages()[0];
+        let result = match access {
+            Access::Read => f(page),
+            Access::Write => {
+                self.lock(page.frame);
+                self.mark_dirty(page.frame);
+                let result = f(page);
+                self.frames.unlock(page.frame);
+                result
+            }
+        };
+        self.unpin_run(&run);
+        Ok(result)
+    }
+
+    /// Reads and maps a page and as many as possible of the `ahead` pages after it, for reading.
+    /// Returns how many it mapped, which is at least one.
+    ///
+    /// # Errors
+    /// [`Error::Full`]; what the machine said.
+    pub fn populate(&self, key: Key, ahead: u32, place: &M::Place) -> Result<u32, Error<M::Error>> {
+        let mut run = Run::new();
+        self.pin_run(key, ahead, &mut run)?;
+        let mapped = self.machine.map(run.pages(), place, false);
+        self.unpin_run(&run);
+        mapped.map(|()| run.count as u32).map_err(Error::Machine)
+    }
+
+    /// Changes how many frames the cache may use, between one and its capacity. Evicts pages to
+    /// become smaller.
+    ///
+    /// # Errors
+    /// [`Error::Full`] if too many pages are pinned, what the machine said of a write: then the
+    /// cache is as small as it could be made.
+    pub fn resize(&self, frames: u32) -> Result<(), Error<M::Error>> {
+        let target = u64::from(frames.clamp(1, self.capacity()));
+        loop {
+            let size = self.size.load(Ordering::Acquire);
+            if size < target {
+                // Another thread may be about to retire the frame that is counted already.
+                let Some(frame) = self.free.take_retired() else {
+                    self.machine.wait(0);
+                    continue;
+                };
+                self.size.fetch_add(1, Ordering::AcqRel);
+                self.free.put(frame, self.machine.processor(), self.machine.node());
+            } else if size > target {
+                let frame = self.take_frame()?;
+                if self.shrink_from(size) {
+                    self.free.retire(frame);
+                } else {
+                    self.free.put(frame, self.machine.processor(), self.machine.node());
+                }
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Counts one frame less, if the size is still the same.
+    fn shrink_from(&self, size: u64) -> bool {
+        self.size.compare_exchange(size, size - 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+/// Whether a page follows another one in its file.
+fn follows(one: &Page, next: &Page) -> bool {
+    one.key.after(1) == Some(next.key)
+}
+
+/// The result of an attempt to take a page's frame for eviction.
+enum Departure {
+    /// The frame is the thread's.
+    Leaves(Page),
+    /// A caller has pinned the page.
+    Stays,
+    /// Another thread has the frame for a moment.
+    Busy,
+    /// The frame has another page by now, or none.
+    Gone,
+}
+
+/// The result of an attempt to lock a dirty page.
+enum Lock {
+    /// The frame is locked.
+    Locked(Page),
+    /// There is nothing to write.
+    Clean,
+    /// Another thread has the frame for a moment.
+    Busy,
+}
+
+/// A batch of pages that leave, as the policy proposes them.
+struct Batch<'c, 'a, M, P> {
+    cache: &'c Cache<'a, M, P>,
+    /// Whether only clean pages may leave.
+    clean: bool,
+    pages: [Page; BATCH],
+    count: usize,
+    most: usize,
+}
+
+impl<M: Machine, P: Policy> Evictor for Batch<'_, '_, M, P> {
+    fn wants_more(&self) -> bool {
+        self.count < self.most
+    }
+
+    fn was_referenced(&mut self, frame: Frame) -> bool {
+        let frames = &self.cache.frames;
+        let by_fault = frames.take_reference(frame);
+        let key = frames.key(frame).filter(|_| frames.word(frame).state() == State::Resident);
+        let by_machine = key
+            .is_some_and(|key| self.cache.machine.was_accessed(Page { key, frame, dirty: false }));
+        by_fault || by_machine
+    }
+
+    fn take(&mut self, frame: Frame) -> bool {
+        if self.count == self.most {
+            return false;
+        }
+        let Ok(key) = self.cache.frames.try_evict(frame, self.clean) else {
+            return false;
+        };
+        let dirty = self.cache.frames.word(frame).is_dirty();
+        self.pages[self.count] = Page { key, frame, dirty };
+        self.count += 1;
+        true
+    }
+}

@@ -1,0 +1,80 @@
+//! What the cache needs of its environment: storage, page tables, processors.
+
+use core::fmt;
+
+use crate::frame::{Frame, Key};
+
+/// A page and the frame that it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// The page.
+    pub key: Key,
+    /// The frame.
+    pub frame: Frame,
+    /// Whether it has changes that the file has not. Meaningful for [`Machine::unmap`].
+    pub dirty: bool,
+}
+
+/// The environment of a cache.
+///
+/// Threads call it in the middle of their page faults: on Linux that is inside a signal handler. So
+/// no method allocates, panics, or takes a lock that the faulting thread may hold.
+///
+/// A *run* is pages of one file that follow one another, in order.
+pub trait Machine: Sync {
+    /// Where a fault wants its page: a mapping.
+    type Place: ?Sized;
+
+    /// Why reading, writing or mapping failed.
+    type Error: Copy + fmt::Debug;
+
+    /// The number of the processor that the thread runs on. A hint: the thread may move.
+    fn processor(&self) -> usize;
+
+    /// The NUMA node of that processor.
+    fn node(&self) -> usize {
+        0
+    }
+
+    /// Reads a run from its file into its frames, which no page table maps.
+    ///
+    /// # Errors
+    /// What the storage said. The frames' contents do not matter then.
+    fn read(&self, run: &[Page]) -> Result<(), Self::Error>;
+
+    /// Writes a run from its frames to its file. No thread changes the frames meanwhile, except
+    /// through pins for writing.
+    ///
+    /// # Errors
+    /// What the storage said: the pages are still dirty.
+    fn write(&self, run: &[Page]) -> Result<(), Self::Error>;
+
+    /// Maps a run at a place: for reading and writing, or for reading only. A page that is mapped
+    /// there already keeps the access that it has or gets more, never less.
+    ///
+    /// # Errors
+    /// Why the page cannot be mapped.
+    fn map(&self, run: &[Page], place: &Self::Place, writable: bool) -> Result<(), Self::Error>;
+
+    /// Takes write access to the pages away in all mappings and on all processors: with one
+    /// shootdown for all pages. Afterwards every store faults.
+    fn protect(&self, pages: &[Page]);
+
+    /// Unmaps the pages, which are in order, in all mappings and on all processors: with one
+    /// shootdown for all. The frames keep their contents. A machine may leave clean pages mapped
+    /// for reading until [`release`](Self::release).
+    fn unmap(&self, pages: &[Page]);
+
+    /// The contents of the frames are no longer needed. Afterwards no processor reaches them.
+    fn release(&self, pages: &[Page]);
+
+    /// Waits a little while, before the thread looks again whether another one has finished. The
+    /// attempt counts from zero.
+    fn wait(&self, attempt: u32);
+
+    /// Whether a page was accessed since the last call, where page tables tell that.
+    fn was_accessed(&self, page: Page) -> bool {
+        let _ = page;
+        false
+    }
+}

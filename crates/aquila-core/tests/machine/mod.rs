@@ -1,0 +1,257 @@
+//! A machine for tests: storage, frames and a page table in one state, and the rules that the cache
+//! must keep, which panic when they are broken.
+#![allow(dead_code)] // not every test uses all of it
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard};
+
+use vellum_aquila_core::{
+    Access, AtomicU64, Cache, Counters, Fault, Frame, Key, Layout, Machine, Page, Policy,
+};
+
+/// A failure that a test has planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    Read,
+    Write,
+}
+
+#[derive(Debug, Default)]
+pub struct State {
+    /// What the files have.
+    pub storage: HashMap<Key, u64>,
+    /// What the frames have.
+    memory: HashMap<Frame, u64>,
+    /// Which frame is mapped at a page, and whether for writing.
+    mapped: HashMap<Key, (Frame, bool)>,
+    /// The page that each frame in use has.
+    owners: HashMap<Frame, Key>,
+    reading: HashSet<Key>,
+    /// Pages that a caller has pinned for writing.
+    pub held: HashSet<Key>,
+    pub reads: u64,
+    pub fail_reads: bool,
+    pub fail_writes: bool,
+    /// Frames that may be in use.
+    pub limit: usize,
+    pub most_in_use: usize,
+}
+
+/// The machine.
+#[derive(Debug, Default)]
+pub struct TestMachine {
+    state: Mutex<State>,
+}
+
+/// A point at which another thread may run, as at each access to a shared word.
+pub fn interleave() {
+    #[cfg(feature = "model")]
+    shuttle::sync::atomic::AtomicBool::new(false).load(std::sync::atomic::Ordering::SeqCst);
+}
+
+impl TestMachine {
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// What a load of the page gives, if it is mapped.
+    fn load(&self, key: Key) -> Option<u64> {
+        let state = self.state();
+        let (frame, _) = state.mapped.get(&key)?;
+        assert_eq!(state.owners.get(frame), Some(&key), "a load reached another page's frame");
+        Some(state.memory[frame])
+    }
+
+    /// Stores, if the page is mapped for writing.
+    fn store(&self, key: Key, value: u64) -> bool {
+        let mut state = self.state();
+        let Some((frame, true)) = state.mapped.get(&key).copied() else {
+            return false;
+        };
+        assert_eq!(state.owners.get(&frame), Some(&key), "a store reached another page's frame");
+        state.memory.insert(frame, value);
+        true
+    }
+}
+
+impl Machine for TestMachine {
+    type Place = ();
+    type Error = Failure;
+
+    fn processor(&self) -> usize {
+        #[cfg(feature = "model")]
+        return usize::from(shuttle::thread::current().id()) % 2;
+        #[cfg(not(feature = "model"))]
+        0
+    }
+
+    fn read(&self, run: &[Page]) -> Result<(), Failure> {
+        for page in run {
+            let mut state = self.state();
+            assert!(state.reading.insert(page.key), "a page is read twice at once");
+            assert!(!state.mapped.contains_key(&page.key), "a mapped page is read");
+            let is_used = state.owners.insert(page.frame, page.key);
+            assert_eq!(is_used, None, "a frame is used before it was released");
+            assert!(!state.mapped.values().any(|(frame, _)| *frame == page.frame), "still mapped");
+            state.most_in_use = state.most_in_use.max(state.owners.len());
+            assert!(state.owners.len() <= state.limit, "more frames in use than the budget");
+        }
+        interleave();
+        let mut state = self.state();
+        for page in run {
+            let value = state.storage.get(&page.key).copied().unwrap_or_default();
+            state.memory.insert(page.frame, value);
+            state.reading.remove(&page.key);
+        }
+        state.reads += run.len() as u64;
+        if state.fail_reads {
+            // The frames of pages that the cache gives up are released, and the first one is read
+            // once more.
+            run.iter().for_each(|page| _ = state.owners.remove(&page.frame));
+            return Err(Failure::Read);
+        }
+        Ok(())
+    }
+
+    fn write(&self, run: &[Page]) -> Result<(), Failure> {
+        let mut values = Vec::new();
+        for page in run {
+            let state = self.state();
+            assert_eq!(state.owners.get(&page.frame), Some(&page.key), "another page is written");
+            let writable = state.mapped.get(&page.key).is_some_and(|(_, writable)| *writable);
+            assert!(!writable || state.held.contains(&page.key), "stores come between");
+            values.push(state.memory[&page.frame]);
+        }
+        interleave();
+        let mut state = self.state();
+        if state.fail_writes {
+            return Err(Failure::Write);
+        }
+        state.storage.extend(run.iter().map(|page| page.key).zip(values));
+        Ok(())
+    }
+
+    fn map(&self, run: &[Page], _: &(), writable: bool) -> Result<(), Failure> {
+        interleave();
+        let mut state = self.state();
+        for page in run {
+            assert_eq!(
+                state.owners.get(&page.frame),
+                Some(&page.key),
+                "a mapped frame is another's"
+            );
+            let entry = state.mapped.entry(page.key).or_insert((page.frame, false));
+            assert_eq!(entry.0, page.frame, "a page is in two frames");
+            entry.1 |= writable;
+        }
+        Ok(())
+    }
+
+    fn protect(&self, pages: &[Page]) {
+        for page in pages {
+            if let Some(entry) = self.state().mapped.get_mut(&page.key) {
+                entry.1 = false;
+            }
+            interleave();
+        }
+    }
+
+    fn unmap(&self, pages: &[Page]) {
+        assert!(pages.is_sorted_by_key(|page| page.key), "pages are in order");
+        for page in pages {
+            let mut state = self.state();
+            let is_writable = state.mapped.get(&page.key).is_some_and(|(_, writable)| *writable);
+            assert!(page.dirty || !is_writable, "a clean page is mapped for writing");
+            // Clean pages stay mapped for reading until they are released.
+            if page.dirty {
+                state.mapped.remove(&page.key);
+            }
+            drop(state);
+            interleave();
+        }
+    }
+
+    fn release(&self, pages: &[Page]) {
+        for page in pages {
+            let mut state = self.state();
+            state.mapped.remove(&page.key);
+            state.owners.remove(&page.frame);
+            drop(state);
+            interleave();
+        }
+    }
+
+    fn wait(&self, _: u32) {
+        #[cfg(feature = "model")]
+        shuttle::thread::yield_now();
+        #[cfg(not(feature = "model"))]
+        std::thread::yield_now();
+    }
+}
+
+/// The memory of a cache.
+pub struct Memory {
+    pub layout: Layout,
+    words: Vec<AtomicU64>,
+    counters: [Counters; 2],
+}
+
+pub fn words(count: usize) -> Vec<AtomicU64> {
+    (0..count).map(|_| AtomicU64::new(0)).collect()
+}
+
+impl Memory {
+    pub fn new(frames: u32) -> Self {
+        let layout = Layout::new(frames, 2, 1).unwrap();
+        Self { layout, words: words(layout.words()), counters: Default::default() }
+    }
+
+    /// A cache that uses `size` of the frames.
+    pub fn cache<P: Policy>(&self, policy: P, size: u32) -> Cache<'_, TestMachine, P> {
+        let machine = TestMachine::default();
+        machine.state().limit = size as usize;
+        Cache::new(self.layout, &self.words, &self.counters, policy, machine, size)
+    }
+}
+
+pub type TestResult<T> = Result<T, vellum_aquila_core::Error<Failure>>;
+
+pub fn key(page: u64) -> Key {
+    Key::new((page % 2) as u32, page / 2).unwrap()
+}
+
+/// Every page of every file.
+pub fn all() -> std::ops::RangeInclusive<Key> {
+    Key::new(0, 0).unwrap()..=Key::new(Key::FILES - 1, Key::PAGES - 1).unwrap()
+}
+
+fn fault<P: Policy>(
+    cache: &Cache<'_, TestMachine, P>,
+    key: Key,
+    access: Access,
+    ahead: u32,
+) -> TestResult<()> {
+    cache.fault(&Fault { key, access, ahead, used: 0, place: &() }).map(drop)
+}
+
+/// What a program's load does: it faults until the page is mapped.
+pub fn load<P: Policy>(cache: &Cache<'_, TestMachine, P>, key: Key, ahead: u32) -> TestResult<u64> {
+    loop {
+        interleave();
+        if let Some(value) = cache.machine().load(key) {
+            return Ok(value);
+        }
+        fault(cache, key, Access::Read, ahead)?;
+    }
+}
+
+/// What a program's store does.
+pub fn store<P: Policy>(cache: &Cache<'_, TestMachine, P>, key: Key, value: u64) -> TestResult<()> {
+    loop {
+        interleave();
+        if cache.machine().store(key, value) {
+            return Ok(());
+        }
+        fault(cache, key, Access::Write, 0)?;
+    }
+}

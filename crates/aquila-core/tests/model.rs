@@ -1,0 +1,272 @@
+//! Model checks of faults, eviction and write-back: the real cache on shuttle's scheduler.
+//!
+//! `cargo test -p vellum-aquila-core --features model --lib --test model`
+//!
+//! Every access to a word of the cache is a scheduling point here, and so is the middle of each
+//! read, write and change of a page table. Shuttle runs each scenario under thousands of schedules,
+//! random ones and ones with few preemptions (PCT). It fails on a broken rule of the test machine,
+//! on a lost store and on a deadlock. It prints a failing schedule; replay it with
+//! `shuttle::replay`.
+//! `VELLUM_MODEL_SCHEDULES` sets the number of schedules of each kind (2,000 by default).
+#![cfg(feature = "model")]
+#![allow(clippy::unwrap_used)] // in functions that tests share
+
+mod machine;
+
+use std::sync::Arc;
+
+use machine::{Memory, TestMachine, all, key, load, store, words};
+use shuttle::thread;
+use vellum_aquila_core::{Access, Cache, Clock, Error, Policy};
+
+fn schedules() -> usize {
+    std::env::var("VELLUM_MODEL_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(2_000)
+}
+
+fn check(scenario: impl Fn() + Send + Sync + 'static) {
+    let scenario = Arc::new(scenario);
+    let (random, pct) = (scenario.clone(), scenario);
+    shuttle::check_random(move || random(), schedules());
+    shuttle::check_pct(move || pct(), schedules(), 3);
+}
+
+/// Runs a scenario on a cache of so many frames.
+fn with_cache(frames: u32, scenario: impl Fn(&Cache<'_, TestMachine, Clock<'_>>)) {
+    let memory = Memory::new(frames);
+    let hand = words(Clock::WORDS);
+    scenario(&memory.cache(Clock::new(&hand, frames), frames));
+}
+
+/// The value of an access that must not fail.
+fn ok<T>(result: machine::TestResult<T>) -> T {
+    result.unwrap()
+}
+
+#[test]
+fn concurrent_faults_read_a_page_once() {
+    check(|| {
+        with_cache(4, |cache| {
+            thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| assert_eq!(ok(load(cache, key(0), 0)), 0));
+                }
+            });
+            assert_eq!(cache.machine().state().reads, 1);
+            let statistics = cache.statistics();
+            assert_eq!((statistics.misses, statistics.evictions), (1, 0));
+        });
+    });
+}
+
+#[test]
+fn pages_share_few_frames() {
+    check(|| {
+        with_cache(2, |cache| {
+            thread::scope(|scope| {
+                for start in 0..3 {
+                    scope.spawn(move || {
+                        for page in 0..3 {
+                            assert_eq!(ok(load(cache, key((start + page) % 4), 1)), 0);
+                        }
+                    });
+                }
+            });
+        });
+    });
+}
+
+/// Each thread stores to pages of its own, and all compete for frames.
+fn stores_of_threads<P: Policy>(cache: &Cache<'_, TestMachine, P>, rounds: u64) {
+    thread::scope(|scope| {
+        for thread in 0..2 {
+            scope.spawn(move || {
+                for round in 1..=rounds {
+                    for page in [key(thread), key(thread + 2)] {
+                        assert_eq!(ok(load(cache, page, 0)), round - 1, "a store was lost");
+                        ok(store(cache, page, round));
+                    }
+                }
+            });
+        }
+    });
+    cache.write_back(all()).unwrap();
+    let state = cache.machine().state();
+    for page in 0..4 {
+        assert_eq!(state.storage[&key(page)], rounds, "a store is not in the file");
+    }
+}
+
+#[test]
+fn evicted_stores_come_back() {
+    check(|| with_cache(2, |cache| stores_of_threads(cache, 2)));
+}
+
+#[test]
+fn a_cache_of_one_frame_makes_progress() {
+    check(|| with_cache(1, |cache| stores_of_threads(cache, 1)));
+}
+
+#[test]
+fn write_back_loses_no_store() {
+    check(|| {
+        with_cache(3, |cache| {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    for value in 1..4 {
+                        ok(store(cache, key(0), value));
+                        ok(store(cache, key(2), value));
+                    }
+                });
+                scope.spawn(|| {
+                    cache.write_back(all()).unwrap();
+                    ok(load(cache, key(1), 0));
+                    ok(load(cache, key(3), 0));
+                });
+            });
+            cache.write_back(all()).unwrap();
+            let state = cache.machine().state();
+            assert_eq!((state.storage[&key(0)], state.storage[&key(2)]), (3, 3));
+        });
+    });
+}
+
+#[test]
+fn a_sync_covers_what_was_stored_before_it() {
+    check(|| {
+        with_cache(2, |cache| {
+            thread::scope(|scope| {
+                for thread in 0..2 {
+                    scope.spawn(move || {
+                        let page = key(thread);
+                        for value in 1..3 {
+                            ok(store(cache, page, value));
+                            cache.write_back(page..=page).unwrap();
+                            let found = cache.machine().state().storage[&page];
+                            assert_eq!(found, value, "sync has returned, and the file has not");
+                        }
+                    });
+                }
+                // It evicts what the others are writing.
+                scope.spawn(|| (4..6).for_each(|page| _ = ok(load(cache, key(page), 0))));
+            });
+        });
+    });
+}
+
+#[test]
+fn two_threads_that_share_a_page_and_one_that_syncs() {
+    check(|| {
+        with_cache(2, |cache| {
+            thread::scope(|scope| {
+                scope.spawn(|| ok(store(cache, key(0), 1)));
+                scope.spawn(|| {
+                    // The store needs no fault if the other thread's fault has mapped the page for
+                    // writing. It must be in the file all the same.
+                    ok(load(cache, key(0), 0));
+                    ok(store(cache, key(0), 2));
+                    cache.write_back(all()).unwrap();
+                    assert_ne!(cache.machine().state().storage[&key(0)], 0);
+                });
+                scope.spawn(|| _ = cache.write_back(all()).unwrap());
+            });
+        });
+    });
+}
+
+#[test]
+fn ranges_leave_while_others_use_them() {
+    check(|| {
+        with_cache(3, |cache| {
+            thread::scope(|scope| {
+                scope.spawn(|| (0..4).for_each(|page| ok(store(cache, key(page), 7))));
+                scope.spawn(|| assert_eq!(cache.evict_range(all(), false).1, Ok(())));
+                scope.spawn(|| assert_eq!(cache.evict_range(key(2)..=key(2), false).1, Ok(())));
+            });
+            (0..4).for_each(|page| assert_eq!(ok(load(cache, key(page), 0)), 7));
+            let (evicted, result) = cache.evict_range(all(), false);
+            assert_eq!((evicted.stay, result), (0, Ok(())));
+            let state = cache.machine().state();
+            (0..4).for_each(|page| assert_eq!(state.storage[&key(page)], 7));
+        });
+    });
+}
+
+#[test]
+fn a_pinned_page_stays() {
+    check(|| {
+        with_cache(2, |cache| {
+            let frame = ok(cache.pin(key(0), Access::Write, &()));
+            cache.machine().state().held.insert(key(0));
+            thread::scope(|scope| {
+                scope.spawn(|| (1..4).for_each(|page| _ = ok(load(cache, key(page), 0))));
+                scope.spawn(|| {
+                    ok(store(cache, key(0), 1));
+                    cache.write_back(all()).unwrap();
+                });
+            });
+            cache.machine().state().storage.clear();
+            ok(store(cache, key(0), 2));
+            assert_eq!(cache.machine().state().reads, 4, "the pinned page was read once");
+            cache.unpin(frame, Access::Write);
+            cache.machine().state().held.clear();
+            cache.write_back(all()).unwrap();
+            assert_eq!(cache.machine().state().storage[&key(0)], 2);
+        });
+    });
+}
+
+#[test]
+fn a_cache_full_of_pins_is_an_error_and_no_hang() {
+    check(|| {
+        with_cache(2, |cache| {
+            let frames = [0, 1].map(|page| ok(cache.pin(key(page), Access::Read, &())));
+            thread::scope(|scope| {
+                for page in 2..4 {
+                    scope.spawn(move || {
+                        assert_eq!(load(cache, key(page), 0), Err(Error::Full));
+                    });
+                }
+            });
+            frames.iter().for_each(|frame| cache.unpin(*frame, Access::Read));
+            assert_eq!(load(cache, key(2), 0), Ok(0));
+        });
+    });
+}
+
+#[test]
+fn a_cache_becomes_smaller_and_larger_while_it_is_used() {
+    check(|| {
+        with_cache(4, |cache| {
+            thread::scope(|scope| {
+                scope.spawn(|| (0..4).for_each(|page| ok(store(cache, key(page), 1))));
+                scope.spawn(|| cache.resize(1).unwrap());
+                scope.spawn(|| cache.resize(3).unwrap());
+            });
+            cache.resize(2).unwrap();
+            assert_eq!(cache.size(), 2);
+            let mut state = cache.machine().state();
+            (state.limit, state.most_in_use) = (2, 0);
+            drop(state);
+            (0..4).for_each(|page| assert_eq!(ok(load(cache, key(page), 0)), 1));
+            assert_eq!(cache.machine().state().most_in_use, 2);
+        });
+    });
+}
+
+#[test]
+fn a_page_that_cannot_be_written_stays_dirty() {
+    check(|| {
+        with_cache(2, |cache| {
+            ok(store(cache, key(0), 5));
+            cache.machine().state().fail_writes = true;
+            thread::scope(|scope| {
+                scope.spawn(|| (2..5).for_each(|page| _ = load(cache, key(page), 0)));
+                scope.spawn(|| assert!(cache.write_back(all()).is_err()));
+            });
+            assert_eq!(ok(load(cache, key(0), 0)), 5);
+            cache.machine().state().fail_writes = false;
+            cache.write_back(all()).unwrap();
+            assert_eq!(cache.machine().state().storage[&key(0)], 5);
+        });
+    });
+}
