@@ -65,6 +65,11 @@ impl Pattern {
         let expected = page.wrapping_add(window);
         self.0.store((expected << WINDOW_BITS) | window, Ordering::Relaxed);
     }
+
+    /// Forgets the pattern: the word is for another file from now on.
+    pub fn forget(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
 }
 
 #[cfg(test)]

@@ -149,11 +149,13 @@ fn xtask(root: &Path, words: &str) -> Command {
     command
 }
 
-/// The page-state protocol and the log's ring under shuttle, which replaces their synchronisation
-/// primitives.
+/// The page-state protocol, the log's ring and Aquila's cache under shuttle, which replaces their
+/// synchronisation primitives.
 fn model_check(root: &Path) -> Command {
-    let mut command = command(root, "test -p vellum-pool -p vellum-log --release --test model");
-    command.args(["--features", "vellum-pool/model,vellum-log/model"]);
+    let packages = "-p vellum-pool -p vellum-log -p vellum-aquila-core";
+    let mut command = command(root, &format!("test {packages} --release --test model"));
+    let features = "vellum-pool/model,vellum-log/model,vellum-aquila-core/model";
+    command.args(["--features", features]);
     command
 }
 

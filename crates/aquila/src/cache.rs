@@ -1,0 +1,224 @@
+//! A cache, and how it is made.
+
+use std::fmt;
+use std::fs::File;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use rustix::fs::ftruncate;
+use vellum_aquila_core::{Layout, Statistics};
+
+use crate::error::{Error, Result};
+use crate::mapping::{Access, Mapping};
+use crate::probe::{self, DirtyTracking};
+use crate::shared::{PolicyChoice, Shared};
+use crate::{PAGE_SIZE, signal};
+
+/// How a cache handles faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Backend {
+    /// In a signal handler, by userfaultfd: the cache is the program's own.
+    Userfaultfd,
+    /// In the kernel: `mmap`, and the page cache of the machine.
+    Kernel,
+}
+
+impl Backend {
+    /// Its name, which commands print.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Userfaultfd => probe::USERFAULTFD,
+            Self::Kernel => "kernel",
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// Which backend to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackendChoice {
+    /// The best that works here.
+    #[default]
+    Auto,
+    /// This one, or an error.
+    Only(Backend),
+}
+
+/// How a cache is made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    size: u64,
+    capacity: u64,
+    policy: PolicyChoice,
+    backend: BackendChoice,
+    dirty_tracking: DirtyTracking,
+}
+
+impl Options {
+    /// A cache of so many bytes.
+    pub fn new(size: u64) -> Self {
+        Self {
+            size,
+            capacity: size,
+            policy: PolicyChoice::default(),
+            backend: BackendChoice::default(),
+            dirty_tracking: DirtyTracking::default(),
+        }
+    }
+
+    /// Bytes to which the cache can grow ([`Cache::resize`]): 1.5 to 2 % of them are taken for its
+    /// structures at once.
+    #[must_use]
+    pub fn capacity(mut self, bytes: u64) -> Self {
+        self.capacity = bytes;
+        self
+    }
+
+    /// Which pages leave first.
+    #[must_use]
+    pub fn policy(mut self, policy: PolicyChoice) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// How faults are handled.
+    #[must_use]
+    pub fn backend(mut self, backend: BackendChoice) -> Self {
+        self.backend = backend;
+        self
+    }
+
+    /// How the cache knows which pages are dirty.
+    #[must_use]
+    pub fn dirty_tracking(mut self, tracking: DirtyTracking) -> Self {
+        self.dirty_tracking = tracking;
+        self
+    }
+
+    /// Makes the cache.
+    ///
+    /// # Errors
+    /// [`Error::BadSize`]; [`Error::NoBackend`] if the one that was asked for does not work here.
+    pub fn build(self) -> Result<Cache> {
+        let pages = |bytes: u64| {
+            u32::try_from(bytes / PAGE_SIZE as u64)
+                .ok()
+                .filter(|pages| (1..=Layout::MOST_FRAMES).contains(pages))
+                .ok_or(Error::BadSize { bytes })
+        };
+        let size = pages(self.size)?;
+        let capacity = pages(self.capacity.max(self.size))?;
+        if self.backend == BackendChoice::Only(Backend::Kernel) {
+            return Ok(Cache { shared: None, why_kernel: "it was asked for".to_owned() });
+        }
+        match (probe::open(self.dirty_tracking), self.backend) {
+            (Ok(uffd), _) => {
+                signal::install()?;
+                let shared = Shared::new(size, capacity, self.policy, uffd)?;
+                Ok(Cache { shared: Some(shared), why_kernel: String::new() })
+            }
+            (Err(error), BackendChoice::Auto) => {
+                Ok(Cache { shared: None, why_kernel: error.to_string() })
+            }
+            (Err(error), BackendChoice::Only(_)) => Err(error),
+        }
+    }
+}
+
+/// A cache of file pages, and the mappings that show them.
+///
+/// It lives as long as the last of its mappings.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    /// `None`: the kernel's page cache is used.
+    shared: Option<Arc<Shared>>,
+    why_kernel: String,
+}
+
+impl Cache {
+    /// A cache of so many bytes, on the best backend that works here.
+    ///
+    /// # Errors
+    /// [`Error::BadSize`].
+    pub fn new(bytes: u64) -> Result<Self> {
+        Options::new(bytes).build()
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> Backend {
+        if self.shared.is_some() { Backend::Userfaultfd } else { Backend::Kernel }
+    }
+
+    /// Why it is not a better backend; `None` if it is the best.
+    pub fn why_not_better(&self) -> Option<&str> {
+        self.shared.is_none().then_some(&self.why_kernel[..])
+    }
+
+    /// Whether the first store to a clean page faults, so that only pages that were changed are
+    /// written back. `None` if the kernel keeps that.
+    pub fn write_protects(&self) -> Option<bool> {
+        self.shared.as_ref().map(|shared| shared.write_protects())
+    }
+
+    /// Maps a range of a file's bytes, which begins at a page. It may go beyond the file's end: the
+    /// pages there are accessible as soon as the file has them.
+    ///
+    /// The file must be open for reading, and for writing if it is mapped for that. All mappings of
+    /// a file through one cache show the same pages, whichever descriptor they were made with. What
+    /// the program does to the file by other ways (`write(2)`) is not seen in pages that are in the
+    /// cache.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`], [`Error::Access`], [`Error::NotAFile`], [`Error::TooMany`]; what the
+    /// system said.
+    pub fn map(
+        &self,
+        file: &File,
+        range: impl RangeBounds<u64>,
+        access: Access,
+    ) -> Result<Mapping> {
+        Mapping::new(self.shared.as_ref(), file, range, access)
+    }
+
+    /// Changes the length of a file, mapped or not. An access to pages beyond it is SIGBUS
+    /// afterwards, as it is for `mmap`.
+    ///
+    /// # Errors
+    /// [`Error::Access`]; [`Error::Full`] if pages beyond the new end are pinned; what the system
+    /// said.
+    pub fn set_length(&self, file: &File, length: u64) -> Result<()> {
+        if let Some(shared) = &self.shared
+            && let Some(number) = shared.number_of(file)?
+        {
+            return shared.set_length(number, length);
+        }
+        ftruncate(file, length).map_err(|errno| Error::of("changing a file's length", errno))
+    }
+
+    /// Makes the cache larger, up to its capacity, or smaller, by evicting pages.
+    ///
+    /// # Errors
+    /// [`Error::BadSize`] if it is less than a page or more than the capacity; [`Error::Full`] if
+    /// too many pages are pinned; what the storage said of a write. [`Error::Unsupported`] if the
+    /// kernel has the cache.
+    pub fn resize(&self, bytes: u64) -> Result<()> {
+        let doing = "resizing the cache";
+        let shared = self.shared.as_ref().ok_or(Error::Unsupported { doing })?;
+        let pages = bytes / PAGE_SIZE as u64;
+        if pages < 1 || pages > shared.capacity().into() {
+            return Err(Error::BadSize { bytes });
+        }
+        shared.resize(pages as u32)
+    }
+
+    /// What the cache has done. `None` if the kernel has the cache, and counts for the whole
+    /// machine only.
+    pub fn statistics(&self) -> Option<Statistics> {
+        self.shared.as_ref().map(|shared| shared.statistics())
+    }
+}

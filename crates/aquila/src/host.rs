@@ -1,0 +1,376 @@
+//! Linux as the machine of a cache: userfaultfd in the variant CONTINUE.
+//!
+//! Each file of a cache has a *memory file* (memfd) with the same offsets. The frame of a page is
+//! the page of the memory file at the page's own offset: so all mappings of a file are mappings of
+//! its memory file, they share frames without further ado, and a mapping is one VMA however its
+//! pages come and go. A frame's number stands for the right to have one page in a memory file,
+//! which is how the cache keeps its budget.
+//!
+//! (The alternative is one memory file with frame *n* at offset *n*. But userfaultfd maps a page
+//! only where the VMA has it, so each page would need a VMA of its own.)
+//!
+//! All ranges are registered for missing, minor and write-protect faults. Pages come into the
+//! memory file by `pwrite` and are mapped by `UFFDIO_CONTINUE`, so nothing is accessible before it
+//! was read. Without write protection for memory files (Linux before 5.19, or `CONTINUE` that
+//! cannot map protected pages, before 6.4) every page that is mapped in a writable mapping counts
+//! as dirty.
+#![allow(unsafe_code)]
+
+use std::os::fd::{BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use rustix::fs::{FallocateFlags, fallocate, fstat};
+use rustix::io::Errno;
+use rustix::thread::{Timespec, nanosleep, sched_getcpu, sched_yield};
+use vellum_aquila_core::{MOST_PAGES, Machine, Page, Pattern};
+
+use crate::place::{Place, of_file};
+use crate::{PAGE_SIZE, sys};
+
+/// Files that a cache can have at one time.
+pub(crate) const MOST_FILES: usize = 4096;
+
+/// Bytes that one call reads or writes.
+const BUFFER: usize = MOST_PAGES as usize * PAGE_SIZE;
+
+/// No descriptor.
+const NONE: i32 = -1;
+
+/// Why a page cannot be had or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The file ends before the page.
+    BeyondEnd,
+    /// The system says so.
+    System(Errno),
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        Self::System(errno)
+    }
+}
+
+/// A file of a cache, by its number.
+#[derive(Debug)]
+pub(crate) struct HostFile {
+    reader: AtomicI32,
+    /// Open for writing, or none.
+    writer: AtomicI32,
+    /// The memory file.
+    memory: AtomicI32,
+    /// Pages of the file when it was last looked at: a bound for read-ahead.
+    pages: AtomicU64,
+    pub(crate) pattern: Pattern,
+}
+
+impl HostFile {
+    fn new() -> Self {
+        Self {
+            reader: AtomicI32::new(NONE),
+            writer: AtomicI32::new(NONE),
+            memory: AtomicI32::new(NONE),
+            pages: AtomicU64::new(0),
+            pattern: Pattern::default(),
+        }
+    }
+
+    /// A descriptor of the file. `Errno::BADF` if there is none.
+    fn descriptor(&self, of: &AtomicI32) -> Result<BorrowedFd<'_>, Errno> {
+        match of.load(Ordering::Acquire) {
+            NONE => Err(Errno::BADF),
+            // SAFETY: a file is closed only after its last mapping and its last page are gone, and
+            // a descriptor of an open file is never replaced.
+            descriptor => Ok(unsafe { sys::borrow(descriptor) }),
+        }
+    }
+
+    pub(crate) fn memory(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.descriptor(&self.memory)
+    }
+
+    pub(crate) fn reader(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.descriptor(&self.reader)
+    }
+
+    pub(crate) fn writer(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.descriptor(&self.writer)
+    }
+
+    /// Pages of the file when it was last looked at.
+    pub(crate) fn pages(&self) -> u64 {
+        self.pages.load(Ordering::Relaxed)
+    }
+
+    /// Looks at the file's length.
+    pub(crate) fn look(&self) -> Result<u64, Errno> {
+        let length = fstat(self.reader()?)?.st_size.cast_unsigned();
+        self.pages.store(length.div_ceil(PAGE_SIZE as u64), Ordering::Relaxed);
+        Ok(length)
+    }
+
+    /// Gives a number to a file.
+    pub(crate) fn open(&self, reader: OwnedFd, memory: OwnedFd) {
+        self.memory.store(memory.into_raw_fd(), Ordering::Release);
+        self.reader.store(reader.into_raw_fd(), Ordering::Release);
+    }
+
+    /// Adds a descriptor for writing, if there is none.
+    pub(crate) fn open_for_writing(&self, writer: OwnedFd) {
+        if self.writer.load(Ordering::Acquire) == NONE {
+            self.writer.store(writer.into_raw_fd(), Ordering::Release);
+        }
+    }
+
+    /// Closes a file that has neither mappings nor pages.
+    pub(crate) fn close(&self) {
+        for of in [&self.reader, &self.writer, &self.memory] {
+            let descriptor = of.swap(NONE, Ordering::AcqRel);
+            if descriptor != NONE {
+                // SAFETY: the file owned it, and nothing refers to it any more.
+                drop(unsafe { OwnedFd::from_raw_fd(descriptor) });
+            }
+        }
+        self.pattern.forget();
+    }
+}
+
+/// The machine of one cache.
+#[derive(Debug)]
+pub(crate) struct Host {
+    /// The number of the cache in this process.
+    pub(crate) cache: u64,
+    pub(crate) uffd: OwnedFd,
+    /// Whether stores to clean pages fault.
+    pub(crate) write_protect: bool,
+    pub(crate) files: Box<[HostFile]>,
+    /// What is between a file and its memory file. A thread takes one that no other thread has.
+    buffers: Box<[Mutex<Box<[u8]>>]>,
+}
+
+impl Host {
+    pub(crate) fn new(cache: u64, uffd: OwnedFd, write_protect: bool, processors: usize) -> Self {
+        let buffer = || Mutex::new(vec![0; BUFFER].into_boxed_slice());
+        Self {
+            cache,
+            uffd,
+            write_protect,
+            files: (0..MOST_FILES).map(|_| HostFile::new()).collect(),
+            buffers: (0..2 * processors).map(|_| buffer()).collect(),
+        }
+    }
+
+    fn file(&self, page: &Page) -> &HostFile {
+        &self.files[page.key.file() as usize]
+    }
+
+    /// Calls a function with a buffer. Threads that have one do I/O and wait for nothing else.
+    fn with_buffer<T>(&self, f: impl FnOnce(&mut [u8]) -> T) -> T {
+        let first = sched_getcpu();
+        let mut attempt = 0;
+        loop {
+            for step in 0..self.buffers.len() {
+                let buffer = &self.buffers[(first + step) % self.buffers.len()];
+                // It is not poisoned, because nothing panics that has it.
+                if let Ok(mut buffer) = buffer.try_lock() {
+                    return f(&mut buffer);
+                }
+            }
+            self.wait(attempt);
+            attempt += 1;
+        }
+    }
+
+    /// Calls a function for the addresses of runs of pages, wherever they are mapped.
+    fn for_each_range(&self, pages: &[Page], mut f: impl FnMut(&Place, usize, usize)) {
+        for run in runs(pages) {
+            for used in of_file(self.cache, run[0].key.file()) {
+                let mapped = used.place().mapped();
+                let first = run[0].key.page().max(mapped.first);
+                let last = run[run.len() - 1].key.page();
+                let last = last.min(mapped.first.saturating_add(mapped.pages - 1));
+                if let Some(start) = mapped.address(first).filter(|_| first <= last) {
+                    f(used.place(), start, (last - first + 1) as usize * PAGE_SIZE);
+                }
+            }
+        }
+    }
+
+    /// Unmaps a range of a place in use: the next access faults.
+    fn drop_translations(start: usize, bytes: usize) {
+        // SAFETY: the place is in use, so the range is a mapping of a memory file.
+        if let Err(Errno::INVAL) = unsafe { sys::drop_translations(start, bytes) } {
+            // The program has locked the range in memory, which the cache cannot honour.
+            let _ = sys::lock(start, bytes, false);
+            // SAFETY: as above.
+            let _ = unsafe { sys::drop_translations(start, bytes) };
+        }
+    }
+}
+
+/// The runs of consecutive pages.
+fn runs(pages: &[Page]) -> impl Iterator<Item = &[Page]> {
+    pages.chunk_by(|one, next| one.key.after(1) == Some(next.key))
+}
+
+fn offset(page: &Page) -> u64 {
+    page.key.page() * PAGE_SIZE as u64
+}
+
+/// Reads until the buffer is full or the file ends. Returns the bytes.
+pub(crate) fn read_fully(file: BorrowedFd<'_>, bytes: &mut [u8], at: u64) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pread(file, &mut bytes[done..], at + done as u64) {
+            Ok(0) => break,
+            Ok(read) => done += read,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(done)
+}
+
+pub(crate) fn write_fully(file: BorrowedFd<'_>, bytes: &[u8], at: u64) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pwrite(file, &bytes[done..], at + done as u64) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(written) => done += written,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+impl Machine for Host {
+    type Place = Place;
+    type Error = Failure;
+
+    fn processor(&self) -> usize {
+        sched_getcpu()
+    }
+
+    fn read(&self, run: &[Page]) -> Result<(), Failure> {
+        let file = self.file(&run[0]);
+        let (reader, memory) = (file.reader()?, file.memory()?);
+        self.with_buffer(|buffer| {
+            let bytes = &mut buffer[..run.len() * PAGE_SIZE];
+            let length = read_fully(reader, bytes, offset(&run[0]))?;
+            if length <= bytes.len() - PAGE_SIZE {
+                return Err(Failure::BeyondEnd);
+            }
+            bytes[length..].fill(0);
+            Ok(write_fully(memory, bytes, offset(&run[0]))?)
+        })
+    }
+
+    fn write(&self, run: &[Page]) -> Result<(), Failure> {
+        let file = self.file(&run[0]);
+        let (writer, memory) = (file.writer()?, file.memory()?);
+        // Writing back never makes a file longer: what a truncation cut off stays cut off.
+        let end = fstat(writer)?.st_size.cast_unsigned();
+        for part in run.chunks(MOST_PAGES as usize) {
+            let start = offset(&part[0]);
+            let bytes = (part.len() * PAGE_SIZE).min(end.saturating_sub(start) as usize);
+            self.with_buffer(|buffer| {
+                let bytes = &mut buffer[..bytes];
+                read_fully(memory, bytes, start)?;
+                write_fully(writer, bytes, start)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn map(&self, run: &[Page], place: &Place, writable: bool) -> Result<(), Failure> {
+        let mapped = place.mapped();
+        if mapped.writable && !writable && !self.write_protect {
+            // It would be mapped for writing without being dirty. It is in the cache, which is what
+            // matters to read-ahead; the fault of the first access maps it.
+            return Ok(());
+        }
+        let first = run[0].key.page();
+        let Some(mut at) = mapped.address(first) else {
+            return Ok(());
+        };
+        let pages = (run.len() as u64).min(mapped.first + mapped.pages - first);
+        let end = at + pages as usize * PAGE_SIZE;
+        let protected = self.write_protect && !writable;
+        while at < end {
+            let (done, result) = sys::map_present(&self.uffd, at, end - at, protected);
+            at += done;
+            match result {
+                Ok(()) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if done > 0 => {}
+                Err(Errno::AGAIN) => sched_yield(),
+                Err(Errno::EXIST) => {
+                    if writable && self.write_protect {
+                        sys::write_protect(&self.uffd, at, PAGE_SIZE, false)?;
+                    }
+                    at += PAGE_SIZE;
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn protect(&self, pages: &[Page]) {
+        self.for_each_range(pages, |place, start, bytes| {
+            if !self.write_protect {
+                if place.mapped().writable {
+                    Self::drop_translations(start, bytes);
+                }
+                return;
+            }
+            while let Err(errno) = sys::write_protect(&self.uffd, start, bytes, true) {
+                if !matches!(errno, Errno::AGAIN | Errno::INTR) {
+                    // The next access faults, and its fault knows what the page is.
+                    Self::drop_translations(start, bytes);
+                    return;
+                }
+            }
+        });
+    }
+
+    fn unmap(&self, pages: &[Page]) {
+        // Clean pages are mapped for reading at most. They may stay until their memory is released.
+        for dirty in pages.chunk_by(|one, next| one.dirty == next.dirty) {
+            if dirty[0].dirty {
+                self.for_each_range(dirty, |_, start, bytes| Self::drop_translations(start, bytes));
+            }
+        }
+    }
+
+    fn release(&self, pages: &[Page]) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        for run in runs(pages) {
+            let bytes = (run.len() * PAGE_SIZE) as u64;
+            let Ok(memory) = self.file(&run[0]).memory() else {
+                continue;
+            };
+            // This unmaps the pages from all mappings, and flushes, before it frees them.
+            while let Err(Errno::INTR | Errno::AGAIN) =
+                fallocate(memory, flags, offset(&run[0]), bytes)
+            {}
+        }
+    }
+
+    fn wait(&self, attempt: u32) {
+        match attempt {
+            0..16 => std::hint::spin_loop(),
+            16..64 => sched_yield(),
+            _ => {
+                let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: 50_000 });
+            }
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.files.iter().for_each(HostFile::close);
+    }
+}

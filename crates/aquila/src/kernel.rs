@@ -1,0 +1,110 @@
+//! Mappings by the kernel: the last resort, and what the other backends are compared with.
+//!
+//! The kernel's page cache is shared by the whole machine: it has no budget for a program, no
+//! policy of the program's, and no statistics. What can be done with `madvise`, `msync` and `mlock`
+//! is here.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::ops::Range;
+
+use rustix::fs::fdatasync;
+use rustix::io::Errno;
+use rustix::mm::Advice as Madvise;
+use rustix::process::{Pid, getpid};
+use vellum_aquila_core::Advice;
+
+use crate::PAGE_SIZE;
+use crate::error::{Error, Result};
+use crate::sys::{self, Mapped};
+
+/// A mapping of the file itself.
+#[derive(Debug)]
+pub(crate) struct KernelMapping {
+    mapped: Mapped,
+    file: File,
+    /// The process that has it: a forked child has not.
+    process: Pid,
+}
+
+impl KernelMapping {
+    /// Maps bytes from an offset, which begins a page.
+    pub(crate) fn new(file: &File, offset: u64, bytes: usize, writable: bool) -> Result<Self> {
+        let failed = |errno| Error::of("mapping a file", errno);
+        let own = file.try_clone();
+        let own = own.map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+        let mapped = Mapped::new(file, offset, bytes, writable).map_err(failed)?;
+        // As with the other backend, so that a program behaves the same on both.
+        mapped.is_not_inherited().map_err(failed)?;
+        Ok(Self { mapped, file: own, process: getpid() })
+    }
+
+    pub(crate) fn mapped(&self) -> &Mapped {
+        &self.mapped
+    }
+
+    fn start(&self) -> usize {
+        self.mapped.start()
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Gives the kernel advice for whole pages.
+    fn madvise(&self, pages: &Range<usize>, advice: Madvise) -> Result<(), Errno> {
+        // SAFETY: the range is within a shared mapping of a file.
+        unsafe { sys::advise(self.start() + pages.start, pages.len(), advice) }
+    }
+
+    pub(crate) fn advise(&self, advice: Advice) -> Result<()> {
+        let advice = match advice {
+            Advice::Normal => Madvise::Normal,
+            Advice::Random => Madvise::Random,
+            Advice::Sequential => Madvise::Sequential,
+        };
+        let all = 0..self.mapped.bytes();
+        self.madvise(&all, advice).map_err(|errno| Error::of("giving advice", errno))
+    }
+
+    /// Reads and maps pages. Returns how many.
+    pub(crate) fn populate(&self, pages: Range<usize>) -> Result<u64> {
+        let result = match self.madvise(&pages, Madvise::LinuxPopulateRead) {
+            // Linux before 5.14.
+            Err(Errno::INVAL) => self.madvise(&pages, Madvise::WillNeed),
+            result => result,
+        };
+        match result {
+            Ok(()) => Ok((pages.len() / PAGE_SIZE) as u64),
+            Err(Errno::FAULT) => Err(Error::BeyondEnd { doing: "prefetching pages" }),
+            Err(errno) => Err(Error::of("prefetching pages", errno)),
+        }
+    }
+
+    /// Asks the kernel to reclaim pages. It reclaims those that nothing else uses.
+    pub(crate) fn evict(&self, pages: Range<usize>) -> Result<()> {
+        self.write_back(pages.clone(), false)?;
+        let result = self.madvise(&pages, Madvise::LinuxPageOut);
+        result.map_err(|errno| Error::of("evicting pages", errno))
+    }
+
+    pub(crate) fn write_back(&self, pages: Range<usize>, durable: bool) -> Result<()> {
+        let failed = |errno| Error::of("syncing a file", errno);
+        sys::sync(self.start() + pages.start, pages.len()).map_err(failed)?;
+        if durable { fdatasync(&self.file).map_err(failed) } else { Ok(()) }
+    }
+
+    /// Locks pages in memory, or ends that.
+    pub(crate) fn lock(&self, pages: &Range<usize>, locked: bool) -> Result<()> {
+        sys::lock(self.start() + pages.start, pages.len(), locked)
+            .map_err(|errno| Error::of("pinning pages", errno))
+    }
+}
+
+impl Drop for KernelMapping {
+    fn drop(&mut self) {
+        if getpid() != self.process {
+            self.mapped.forget();
+        }
+    }
+}

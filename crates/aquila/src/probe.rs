@@ -1,0 +1,82 @@
+//! Which variant of userfaultfd works here, found out by using it.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+use crate::{PAGE_SIZE, sys};
+
+/// The backend's name, which commands print.
+pub(crate) const USERFAULTFD: &str = "userfaultfd";
+
+/// What the backend needs in any case.
+const NEEDED: u64 = sys::FEATURE_SIGBUS | sys::FEATURE_MISSING_SHMEM | sys::FEATURE_MINOR_SHMEM;
+
+/// Whether clean pages are write-protected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DirtyTracking {
+    /// By write protection where the kernel has it for memory files.
+    #[default]
+    Auto,
+    /// By write protection: the first store to a clean page faults (Linux 6.4).
+    WriteProtect,
+    /// Every page that is mapped in a writable mapping counts as dirty (Linux 5.14).
+    Mapped,
+}
+
+/// Opens a userfaultfd, and says whether stores to clean pages will fault.
+///
+/// # Errors
+/// [`Error::NoBackend`], with the reason.
+pub(crate) fn open(tracking: DirtyTracking) -> Result<(OwnedFd, bool)> {
+    let failed = |reason: String| Error::NoBackend { backend: USERFAULTFD, reason };
+    let (query, features) = sys::userfaultfd(0).map_err(|errno| failed(refused(errno)))?;
+    drop(query);
+    if features & NEEDED != NEEDED {
+        let reason = "the kernel has no minor faults for memory files: it needs Linux 5.14";
+        return Err(failed(reason.to_owned()));
+    }
+    if tracking != DirtyTracking::Mapped && features & sys::FEATURE_WP_SHMEM != 0 {
+        let (uffd, _) = sys::userfaultfd(NEEDED | sys::FEATURE_WP_SHMEM)
+            .map_err(|errno| failed(refused(errno)))?;
+        match maps_a_page(&uffd, true) {
+            Ok(()) => return Ok((uffd, true)),
+            Err(Errno::INVAL) => {} // Linux before 6.4
+            Err(errno) => return Err(failed(format!("it does not map a page: {errno}"))),
+        }
+    }
+    if tracking == DirtyTracking::WriteProtect {
+        let reason = "it cannot map write-protected pages of memory files: it needs Linux 6.4";
+        return Err(failed(reason.to_owned()));
+    }
+    let (uffd, _) = sys::userfaultfd(NEEDED).map_err(|errno| failed(refused(errno)))?;
+    match maps_a_page(&uffd, false) {
+        Ok(()) => Ok((uffd, false)),
+        Err(errno) => Err(failed(format!("it does not map a page: {errno}"))),
+    }
+}
+
+/// Why the kernel gives no userfaultfd.
+fn refused(errno: Errno) -> String {
+    match errno {
+        Errno::NOSYS => "the kernel is built without userfaultfd".to_owned(),
+        Errno::PERM | Errno::ACCESS => {
+            "the system call userfaultfd is forbidden here, perhaps by a seccomp filter".to_owned()
+        }
+        Errno::INVAL => "the kernel is too old: it needs Linux 5.14".to_owned(),
+        errno => format!("the kernel refuses it: {errno}"),
+    }
+}
+
+/// Maps a page of a memory file with a userfaultfd.
+fn maps_a_page(uffd: &OwnedFd, protected: bool) -> Result<(), Errno> {
+    let memory = memfd_create("vellum-aquila-probe", MemfdFlags::CLOEXEC)?;
+    ftruncate(&memory, PAGE_SIZE as u64)?;
+    rustix::io::pwrite(&memory, &[1], 0)?;
+    let range = sys::Mapped::new(memory.as_fd(), 0, PAGE_SIZE, true)?;
+    let mode = sys::MISSING | sys::MINOR | if protected { sys::WRITE_PROTECT } else { 0 };
+    sys::register(uffd, range.start(), PAGE_SIZE, mode)?;
+    sys::map_present(uffd, range.start(), PAGE_SIZE, protected).1
+}

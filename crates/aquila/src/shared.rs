@@ -1,0 +1,549 @@
+//! A cache that handles its own faults: the core on Linux, and the files that it has numbers for.
+//!
+//! Threads come here in two ways. A faulting thread comes from the signal handler. A thread that
+//! calls the interface blocks signals first ([`Shared::enter`]), so that no handler interrupts it
+//! in the middle of the core and waits for it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::RangeInclusive;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicU64 as StdAtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::fs::{FileType, MemfdFlags, OFlags, fcntl_getfl, fdatasync, fstat, ftruncate};
+use rustix::io::Errno;
+use rustix::process::{Pid, getpid};
+use self_cell::self_cell;
+use vellum_aquila_core::{
+    Access, Advice, AtomicU64, Cache as CoreCache, Clock, Counters, Error as CoreError, Evictor,
+    Fault, Frame, Key, Layout, Lru, MOST_PAGES, Policy, S3Fifo, Statistics,
+};
+
+use crate::error::{Error, Result};
+use crate::host::{Failure, Host, MOST_FILES, read_fully, write_fully};
+use crate::place::Place;
+use crate::sys::BlockedSignals;
+use crate::{PAGE_SIZE, sys};
+
+/// Which pages leave the cache first.
+#[derive(Clone, Default)]
+pub enum PolicyChoice {
+    /// S3-FIFO: a scan does not drive other pages out.
+    #[default]
+    S3Fifo,
+    /// CLOCK.
+    Clock,
+    /// The least recently faulted pages, roughly: the paper's policy.
+    Lru,
+    /// The user's own.
+    Custom(Arc<dyn Policy + Send + Sync>),
+}
+
+impl std::fmt::Debug for PolicyChoice {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::S3Fifo => "S3Fifo",
+            Self::Clock => "Clock",
+            Self::Lru => "Lru",
+            Self::Custom(_) => "Custom",
+        })
+    }
+}
+
+/// The policy of a cache.
+enum AnyPolicy<'a> {
+    S3Fifo(S3Fifo<'a>),
+    Clock(Clock<'a>),
+    Lru(Lru<'a>),
+    Custom(Arc<dyn Policy + Send + Sync>),
+}
+
+impl AnyPolicy<'_> {
+    fn get(&self) -> &dyn Policy {
+        match self {
+            Self::S3Fifo(policy) => policy,
+            Self::Clock(policy) => policy,
+            Self::Lru(policy) => policy,
+            Self::Custom(policy) => &**policy,
+        }
+    }
+}
+
+impl Policy for AnyPolicy<'_> {
+    fn admit(&self, frame: Frame, key: Key) {
+        self.get().admit(frame, key);
+    }
+
+    fn touch(&self, frame: Frame) {
+        self.get().touch(frame);
+    }
+
+    fn remove(&self, frame: Frame, key: Key) {
+        self.get().remove(frame, key);
+    }
+
+    fn propose(&self, evictor: &mut dyn Evictor) {
+        self.get().propose(evictor);
+    }
+}
+
+/// The memory of a core.
+struct Memory {
+    words: Vec<AtomicU64>,
+    policy: Vec<AtomicU64>,
+    counters: Vec<Counters>,
+}
+
+type Core<'a> = CoreCache<'a, Host, AnyPolicy<'a>>;
+
+self_cell!(
+    struct Cell {
+        owner: Memory,
+        #[covariant]
+        dependent: Core,
+    }
+);
+
+/// A file that has a number.
+struct Opened {
+    number: u32,
+    mappings: usize,
+}
+
+/// The device and the inode of a file.
+type Inode = (u64, u64);
+
+/// A cache that handles its own faults.
+pub(crate) struct Shared {
+    cell: Cell,
+    /// The number of the cache in this process.
+    number: u64,
+    files: Mutex<HashMap<Inode, Opened>>,
+    /// The process that made it: a forked child has no part in it.
+    process: Pid,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Shared").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// A cache of `size` pages, which can grow to `capacity` pages.
+    pub(crate) fn new(
+        size: u32,
+        capacity: u32,
+        policy: PolicyChoice,
+        (uffd, write_protect): (std::os::fd::OwnedFd, bool),
+    ) -> Result<Arc<Self>> {
+        static NEXT: StdAtomicU64 = StdAtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let bytes = u64::from(capacity) * PAGE_SIZE as u64;
+        let layout = Layout::new(capacity, processors, 1).ok_or(Error::BadSize { bytes })?;
+        let policy_words = match &policy {
+            PolicyChoice::S3Fifo => S3Fifo::words(capacity),
+            PolicyChoice::Clock => Clock::WORDS,
+            PolicyChoice::Lru => Lru::words(capacity),
+            PolicyChoice::Custom(_) => 0,
+        };
+        let words = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
+        let memory = Memory {
+            words: words(layout.words()),
+            policy: words(policy_words),
+            counters: (0..processors).map(|_| Counters::default()).collect(),
+        };
+        let host = Host::new(number, uffd, write_protect, processors);
+        let cell = Cell::new(memory, |memory| {
+            let policy = match policy {
+                PolicyChoice::S3Fifo => AnyPolicy::S3Fifo(S3Fifo::new(&memory.policy, capacity)),
+                PolicyChoice::Clock => AnyPolicy::Clock(Clock::new(&memory.policy, capacity)),
+                PolicyChoice::Lru => AnyPolicy::Lru(Lru::new(&memory.policy, capacity)),
+                PolicyChoice::Custom(policy) => AnyPolicy::Custom(policy),
+            };
+            CoreCache::new(layout, &memory.words, &memory.counters, policy, host, size)
+        });
+        Ok(Arc::new(Self { cell, number, files: Mutex::default(), process: getpid() }))
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn core(&self) -> &Core<'_> {
+        self.cell.borrow_dependent()
+    }
+
+    fn host(&self) -> &Host {
+        self.core().machine()
+    }
+
+    /// Whether stores to clean pages fault.
+    pub(crate) fn write_protects(&self) -> bool {
+        self.host().write_protect
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        getpid() != self.process
+    }
+
+    /// Blocks signals while a thread is in the core, unless the process is a forked child.
+    fn enter(&self) -> Result<BlockedSignals> {
+        if self.is_forked() {
+            return Err(Error::Forked);
+        }
+        Ok(BlockedSignals::new())
+    }
+
+    // A fault, in the signal handler.
+
+    /// Handles a fault at a place that the thread uses.
+    pub(crate) fn fault(
+        &self,
+        place: &Place,
+        page: u64,
+        is_store: bool,
+    ) -> Result<(), CoreError<Failure>> {
+        let mapped = place.mapped();
+        let Some(key) = Key::new(mapped.file, page) else {
+            return Err(CoreError::Machine(Failure::BeyondEnd));
+        };
+        let file = &self.host().files[mapped.file as usize];
+        let plan = file.pattern.plan(page, advice_of(place.advice()));
+        let end = file.pages().min(mapped.first + mapped.pages);
+        let ahead = plan.ahead.min(end.saturating_sub(page + 1).min(u64::from(MOST_PAGES)) as u32);
+        let access = self.access(place, is_store);
+        let fault = Fault { key, access, ahead, used: plan.used, place };
+        let pages = self.core().fault(&fault)?;
+        file.pattern.advance(page, pages);
+        Ok(())
+    }
+
+    /// The access for which a page must be mapped at a place. Without write protection every page
+    /// in a writable mapping counts as dirty.
+    fn access(&self, place: &Place, is_store: bool) -> Access {
+        let counts = is_store || (!self.write_protects() && place.mapped().writable);
+        if counts { Access::Write } else { Access::Read }
+    }
+
+    // Files.
+
+    fn files(&self) -> MutexGuard<'_, HashMap<Inode, Opened>> {
+        self.files.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Gives a number to a file, or finds the one that it has: one more mapping uses it. Pages up
+    /// to
+    /// `end` of its memory file can be mapped.
+    pub(crate) fn open(&self, file: &File, writes: bool, end: u64) -> Result<u32> {
+        let doing = "mapping a file";
+        let failed = |errno| Error::of(doing, errno);
+        let _blocked = self.enter()?;
+        let stat = fstat(file).map_err(failed)?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind != FileType::RegularFile {
+            return Err(Error::NotAFile);
+        }
+        let mode = fcntl_getfl(file).map_err(failed)? & OFlags::RWMODE;
+        if mode == OFlags::WRONLY || (writes && mode != OFlags::RDWR) {
+            return Err(Error::Access { doing });
+        }
+        let copy = || file.as_fd().try_clone_to_owned();
+        let of_io = |error: std::io::Error| {
+            Error::of(doing, Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        };
+        let mut files = self.files();
+        let inode = (stat.st_dev, stat.st_ino);
+        let number = match files.get(&inode) {
+            Some(opened) => opened.number,
+            None => {
+                let is_free = |number: &u32| files.values().all(|other| other.number != *number);
+                let number = (0..MOST_FILES as u32).find(is_free);
+                let number = number.ok_or(Error::TooMany { doing, most: MOST_FILES })?;
+                let memory = rustix::fs::memfd_create("vellum-aquila", MemfdFlags::CLOEXEC);
+                let memory = memory.map_err(failed)?;
+                self.host().files[number as usize].open(copy().map_err(of_io)?, memory);
+                files.insert(inode, Opened { number, mappings: 0 });
+                number
+            }
+        };
+        let host = &self.host().files[number as usize];
+        let prepared = (|| {
+            if writes {
+                host.open_for_writing(copy().map_err(of_io)?);
+            }
+            host.look().map_err(failed)?;
+            let memory = host.memory().map_err(failed)?;
+            if fstat(memory).map_err(failed)?.st_size.cast_unsigned() < end {
+                ftruncate(memory, end).map_err(failed)?;
+            }
+            Ok(())
+        })();
+        if let Some(opened) = files.get_mut(&inode) {
+            opened.mappings += 1;
+        }
+        drop(files);
+        if prepared.is_err() {
+            self.close(number);
+        }
+        prepared.map(|()| number)
+    }
+
+    /// One mapping of a file less. With the last one its pages leave.
+    pub(crate) fn close(&self, number: u32) {
+        let Ok(_blocked) = self.enter() else { return };
+        // The lock keeps a new mapping of the file from reading it before it is written.
+        let mut files = self.files();
+        let Some((inode, opened)) = files.iter_mut().find(|(_, opened)| opened.number == number)
+        else {
+            return;
+        };
+        opened.mappings -= 1;
+        if opened.mappings > 0 {
+            return;
+        }
+        let inode = *inode;
+        let (evicted, _) = self.core().evict_range(every_page(number), false);
+        if evicted.stay > 0 {
+            // They could not be written: `Mapping::close` has said so, if it was called.
+            let _ = self.core().evict_range(every_page(number), true);
+        }
+        self.host().files[number as usize].close();
+        files.remove(&inode);
+    }
+
+    /// Maps a part of a file's memory file, whose faults the cache handles from now on.
+    pub(crate) fn map_memory(
+        &self,
+        number: u32,
+        first: u64,
+        bytes: usize,
+        writable: bool,
+    ) -> Result<sys::Mapped> {
+        let failed = |errno| Error::of("mapping a file", errno);
+        let host = self.host();
+        let memory = host.files[number as usize].memory().map_err(failed)?;
+        let offset = first * PAGE_SIZE as u64;
+        let mapped = sys::Mapped::new(memory, offset, bytes, writable).map_err(failed)?;
+        mapped.is_not_inherited().map_err(failed)?;
+        let protect = if host.write_protect { sys::WRITE_PROTECT } else { 0 };
+        sys::register(&host.uffd, mapped.start(), bytes, sys::MISSING | sys::MINOR | protect)
+            .map_err(failed)?;
+        Ok(mapped)
+    }
+
+    /// The number of a file that is mapped.
+    pub(crate) fn number_of(&self, file: &File) -> Result<Option<u32>> {
+        let _blocked = self.enter()?;
+        let stat = fstat(file).map_err(|errno| Error::of("looking at a file", errno))?;
+        Ok(self.files().get(&(stat.st_dev, stat.st_ino)).map(|opened| opened.number))
+    }
+
+    // Pages of a file.
+
+    /// Writes dirty pages back, and makes them durable if `durable` says so.
+    pub(crate) fn write_back(
+        &self,
+        number: u32,
+        pages: RangeInclusive<u64>,
+        durable: bool,
+    ) -> Result<()> {
+        let doing = if durable { "syncing a file" } else { "writing pages back" };
+        let _blocked = self.enter()?;
+        self.core()
+            .write_back(keys(number, pages))
+            .map_err(|failure| error(doing, CoreError::Machine(failure)))?;
+        let file = &self.host().files[number as usize];
+        match file.writer() {
+            Ok(writer) if durable => fdatasync(writer).map_err(|errno| Error::of(doing, errno)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Evicts pages. Returns how many have left.
+    pub(crate) fn evict(&self, number: u32, pages: RangeInclusive<u64>) -> Result<u64> {
+        let _blocked = self.enter()?;
+        let (evicted, result) = self.core().evict_range(keys(number, pages), false);
+        result.map_err(|failure| error("evicting pages", CoreError::Machine(failure)))?;
+        Ok(evicted.pages)
+    }
+
+    /// Reads pages and maps them at a place: as many as the cache has frames. Returns how many.
+    pub(crate) fn populate(&self, place: &Place, pages: RangeInclusive<u64>) -> Result<u64> {
+        let doing = "prefetching pages";
+        let number = place.mapped().file;
+        let file = &self.host().files[number as usize];
+        let length = file.look().map_err(|errno| Error::of(doing, errno))?;
+        let end = (*pages.end() + 1).min(length.div_ceil(PAGE_SIZE as u64));
+        let most = u64::from(self.core().size());
+        let (start, mut done) = (*pages.start(), 0);
+        while start + done < end && done < most {
+            let ahead =
+                (end - start - done - 1).min(most - done - 1).min(u64::from(MOST_PAGES) - 1);
+            let key = key(number, start + done);
+            // Signals wait for one run at most.
+            let _blocked = self.enter()?;
+            let mapped = self.core().populate(key, ahead as u32, place);
+            done += u64::from(mapped.map_err(|failed| error(doing, failed))?);
+        }
+        Ok(done)
+    }
+
+    pub(crate) fn pin(&self, place: &Place, page: u64, writes: bool) -> Result<(Frame, Access)> {
+        let _blocked = self.enter()?;
+        let access = self.access(place, writes);
+        let frame = self.core().pin(key(place.mapped().file, page), access, place);
+        Ok((frame.map_err(|failed| error("pinning pages", failed))?, access))
+    }
+
+    pub(crate) fn unpin(&self, frame: Frame, access: Access) {
+        if let Ok(_blocked) = self.enter() {
+            self.core().unpin(frame, access);
+        }
+    }
+
+    /// Copies bytes of a file out of the cache. The destination may be in a mapping of the cache:
+    /// nothing of the cache is locked or pinned while it is written.
+    pub(crate) fn read_at(&self, number: u32, bytes: &mut [u8], offset: u64) -> Result<()> {
+        let doing = "reading a mapped file";
+        let file = &self.host().files[number as usize];
+        let mut bounce = [0; PAGE_SIZE];
+        self.check_end(number, bytes.len(), offset, doing)?;
+        let mut at = offset;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let inside = at as usize % PAGE_SIZE;
+            let (part, next) = rest.split_at_mut(rest.len().min(PAGE_SIZE - inside));
+            let copy = &mut bounce[..part.len()];
+            let length = copy.len() as u64;
+            {
+                let _blocked = self.enter()?;
+                let key = key(number, at / PAGE_SIZE as u64);
+                let read = |_| read_fully(file.memory()?, copy, at);
+                let result = self.core().with_page(key, 0, Access::Read, read);
+                result
+                    .map_err(|failed| error(doing, failed))?
+                    .map_err(|errno| Error::of(doing, errno))?;
+            }
+            part.copy_from_slice(&bounce[..part.len()]);
+            at += length;
+            rest = next;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes into the cache. The source may be in a mapping of the cache.
+    pub(crate) fn write_at(&self, number: u32, bytes: &[u8], offset: u64) -> Result<()> {
+        let doing = "writing a mapped file";
+        let file = &self.host().files[number as usize];
+        file.writer().map_err(|errno| Error::of(doing, errno))?;
+        self.check_end(number, bytes.len(), offset, doing)?;
+        let mut bounce = [0; PAGE_SIZE];
+        let mut at = offset;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let inside = at as usize % PAGE_SIZE;
+            let (part, next) = rest.split_at(rest.len().min(PAGE_SIZE - inside));
+            bounce[..part.len()].copy_from_slice(part);
+            let _blocked = self.enter()?;
+            let key = key(number, at / PAGE_SIZE as u64);
+            let write = |_| write_fully(file.memory()?, &bounce[..part.len()], at);
+            let result = self.core().with_page(key, 0, Access::Write, write);
+            result
+                .map_err(|failed| error(doing, failed))?
+                .map_err(|errno| Error::of(doing, errno))?;
+            at += part.len() as u64;
+            rest = next;
+        }
+        Ok(())
+    }
+
+    fn check_end(&self, number: u32, bytes: usize, at: u64, doing: &'static str) -> Result<()> {
+        let file = &self.host().files[number as usize];
+        let length = file.look().map_err(|errno| Error::of(doing, errno))?;
+        let is_inside = at.checked_add(bytes as u64).is_some_and(|end| end <= length);
+        if is_inside { Ok(()) } else { Err(Error::BeyondEnd { doing }) }
+    }
+
+    /// Changes a mapped file's length. Pages beyond it leave: an access to them is SIGBUS.
+    pub(crate) fn set_length(&self, number: u32, length: u64) -> Result<()> {
+        let doing = "changing a mapped file's length";
+        let failed = |errno| Error::of(doing, errno);
+        let file = &self.host().files[number as usize];
+        let _blocked = self.enter()?;
+        ftruncate(file.writer().map_err(failed)?, length).map_err(failed)?;
+        file.look().map_err(failed)?;
+        let page = length / PAGE_SIZE as u64;
+        let inside = length as usize % PAGE_SIZE;
+        let mut first_gone = page;
+        if inside > 0 {
+            // The end of the last page reads as zeros if the file becomes longer again.
+            let zeros = [0; PAGE_SIZE];
+            let write = |_| write_fully(file.memory()?, &zeros[inside..], length);
+            let result = self.core().with_page(key(number, page), 0, Access::Write, write);
+            result.map_err(|failure| error(doing, failure))?.map_err(failed)?;
+            first_gone += 1;
+        }
+        let beyond = keys(number, first_gone..=Key::PAGES - 1);
+        let (evicted, _) = self.core().evict_range(beyond, true);
+        match evicted.stay {
+            0 => Ok(()),
+            _ => Err(Error::Full { doing }),
+        }
+    }
+
+    // The whole cache.
+
+    pub(crate) fn resize(&self, pages: u32) -> Result<()> {
+        let _blocked = self.enter()?;
+        self.core().resize(pages).map_err(|failed| error("resizing the cache", failed))
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.core().capacity()
+    }
+
+    pub(crate) fn statistics(&self) -> Statistics {
+        self.core().statistics()
+    }
+}
+
+/// The number of an advice, which a place keeps.
+pub(crate) fn number_of_advice(advice: Advice) -> u32 {
+    match advice {
+        Advice::Normal => 0,
+        Advice::Random => 1,
+        Advice::Sequential => 2,
+    }
+}
+
+fn advice_of(number: u32) -> Advice {
+    match number {
+        1 => Advice::Random,
+        2 => Advice::Sequential,
+        _ => Advice::Normal,
+    }
+}
+
+/// The key of a page. Mappings have no page that a key cannot name.
+fn key(number: u32, page: u64) -> Key {
+    Key::new(number, page.min(Key::PAGES - 1)).expect("files have small numbers")
+}
+
+fn keys(number: u32, pages: RangeInclusive<u64>) -> RangeInclusive<Key> {
+    key(number, *pages.start())..=key(number, *pages.end())
+}
+
+fn every_page(number: u32) -> RangeInclusive<Key> {
+    keys(number, 0..=Key::PAGES - 1)
+}
+
+fn error(doing: &'static str, error: CoreError<Failure>) -> Error {
+    match error {
+        CoreError::Machine(Failure::System(errno)) => Error::of(doing, errno),
+        CoreError::Machine(Failure::BeyondEnd) => Error::BeyondEnd { doing },
+        _ => Error::Full { doing },
+    }
+}

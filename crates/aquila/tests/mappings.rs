@@ -1,0 +1,499 @@
+//! Mappings of real files, on every backend: contents, coherence, memory, errors.
+#![allow(unsafe_code, clippy::unwrap_used)]
+
+mod common;
+
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::sync::Arc;
+
+use common::{Fixture, address, cache, caches, load, options, pattern, store, word_in};
+use vellum_aquila::{
+    Access, Advice, BackendChoice, Cache, DirtyTracking, Error, Mapping, PAGE_SIZE, PolicyChoice,
+};
+use vellum_testing::random::Random;
+use vellum_testing::{own_process, small_disk::SmallDisk};
+
+#[test]
+fn a_mapping_shows_the_file_and_the_file_gets_the_stores() {
+    for (name, cache) in caches(4) {
+        let fixture = Fixture::new();
+        let file = fixture.file(64);
+        let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+        for page in 0..64 {
+            assert_eq!(load(&mapping, page, 0), pattern(page), "{name}");
+            store(&mapping, page, 7, page as u64);
+        }
+        mapping.sync().unwrap();
+        for page in 0..64 {
+            let mut bytes = [0; 8];
+            file.read_exact_at(&mut bytes, (page * PAGE_SIZE + 56) as u64).unwrap();
+            assert_eq!(u64::from_le_bytes(bytes), page as u64, "{name}");
+            assert_eq!(word_in(&file, page), pattern(page), "{name}");
+        }
+    }
+}
+
+/// Four threads read and write words of their own in all pages, with a cache of a quarter of the
+/// file. Every load sees the last store, and so does `read(2)` after a sync.
+fn mixed(cache: &Cache, rounds: usize) {
+    const PAGES: usize = 256;
+    const THREADS: usize = 4;
+    let fixture = Fixture::new();
+    let file = fixture.file(PAGES);
+    let mappings: [Mapping; 2] =
+        [(); 2].map(|()| cache.map(&fixture.open(), .., Access::ReadWrite).unwrap());
+    let last: Vec<Vec<u64>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let mappings = &mappings;
+                scope.spawn(move || {
+                    let mut random = Random(thread as u64 + 1);
+                    let mut values = vec![0; PAGES];
+                    for step in 1..=rounds as u64 {
+                        let page = random.index(PAGES);
+                        let mapping = &mappings[random.index(2)];
+                        let word = 8 + thread * 8;
+                        assert_eq!(load(mapping, page, word), values[page], "a store was lost");
+                        if random.below(3) == 0 {
+                            store(mapping, page, word, step);
+                            values[page] = step;
+                        }
+                        match random.below(1000) {
+                            0 => mappings[0].sync().unwrap(),
+                            1 => _ = mappings[1].evict(..).unwrap(),
+                            2 => _ = mappings[1].prefetch(..).unwrap(),
+                            _ => {}
+                        }
+                    }
+                    values
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    mappings[0].sync().unwrap();
+    let mut bytes = vec![0; PAGES * PAGE_SIZE];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    for page in 0..PAGES {
+        assert_eq!(word_in(&file, page), pattern(page));
+        for (thread, values) in last.iter().enumerate() {
+            let at = page * PAGE_SIZE + 64 + thread * 64;
+            let found = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+            assert_eq!(found, values[page], "page {page} of thread {thread}");
+        }
+    }
+}
+
+#[test]
+fn four_threads_mix_reads_and_writes() {
+    for (name, cache) in caches(64) {
+        println!("{name}");
+        mixed(&cache, 20_000);
+    }
+}
+
+#[test]
+fn every_policy_keeps_contents() {
+    for policy in [PolicyChoice::S3Fifo, PolicyChoice::Clock, PolicyChoice::Lru] {
+        for pages in [1, 3, 40] {
+            println!("{policy:?}, {pages} pages");
+            mixed(&options(pages).policy(policy.clone()).build().unwrap(), 1_500);
+        }
+    }
+}
+
+#[test]
+fn mappings_of_one_file_are_coherent_whatever_descriptor_they_came_from() {
+    for (name, cache) in caches(8) {
+        let fixture = Fixture::new();
+        let file = fixture.file(32);
+        let whole = cache.map(&file, .., Access::ReadWrite).unwrap();
+        let reader = cache.map(&fixture.open(), .., Access::Read).unwrap();
+        let start = (16 * PAGE_SIZE) as u64;
+        let part = cache.map(&fixture.open(), start.., Access::ReadWrite).unwrap();
+        for page in 0..32 {
+            store(&whole, page, 1, page as u64 + 500);
+            assert_eq!(load(&reader, page, 1), page as u64 + 500, "{name}");
+        }
+        for page in 0..16 {
+            assert_eq!(load(&part, page, 0), pattern(page + 16), "{name}");
+            store(&part, page, 2, 9);
+            assert_eq!(load(&whole, page + 16, 2), 9, "{name}");
+        }
+        // The copying interface sees the same.
+        let mut bytes = [0; 16];
+        reader.read_at(&mut bytes, 20 * PAGE_SIZE + 8).unwrap();
+        assert_eq!(bytes[..8], 520_u64.to_le_bytes());
+        whole.write_at(&77_u64.to_le_bytes(), 20 * PAGE_SIZE + 8).unwrap();
+        assert_eq!(load(&part, 4, 1), 77, "{name}");
+        // Across the border of pages.
+        let text: Vec<u8> = (0..3 * PAGE_SIZE).map(|at| at as u8).collect();
+        whole.write_at(&text, PAGE_SIZE / 2).unwrap();
+        let mut read = vec![0; text.len()];
+        reader.read_at(&mut read, PAGE_SIZE / 2).unwrap();
+        assert_eq!(read, text);
+    }
+}
+
+#[test]
+fn dropping_the_last_mapping_writes_back() {
+    for (name, cache) in caches(8) {
+        let fixture = Fixture::new();
+        let file = fixture.file(4);
+        let first = cache.map(&file, .., Access::ReadWrite).unwrap();
+        let second = cache.map(&file, .., Access::ReadWrite).unwrap();
+        store(&first, 1, 0, 1);
+        drop(first);
+        store(&second, 2, 0, 2);
+        assert_eq!(load(&second, 1, 0), 1);
+        drop(second);
+        assert_eq!((word_in(&file, 1), word_in(&file, 2)), (1, 2), "{name}");
+        // The next mapping reads what the file has by then.
+        file.write_all_at(&3_u64.to_le_bytes(), 0).unwrap();
+        let mapping = cache.map(&file, .., Access::Read).unwrap();
+        assert_eq!((load(&mapping, 0, 0), load(&mapping, 1, 0)), (3, 1), "{name}");
+    }
+}
+
+#[test]
+fn only_changed_pages_are_written() {
+    let cache = cache(64);
+    let fixture = Fixture::new();
+    let file = fixture.file(32);
+    let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+    (0..32).for_each(|page| assert_eq!(load(&mapping, page, 0), pattern(page)));
+    [3, 4, 20].into_iter().for_each(|page| store(&mapping, page, 0, 1));
+    assert_eq!(cache.statistics().unwrap().dirty, 3);
+    mapping.sync().unwrap();
+    let statistics = cache.statistics().unwrap();
+    assert_eq!((statistics.dirty, statistics.written_back, statistics.writes), (0, 3, 2));
+    // A store after the sync makes the page dirty once more.
+    store(&mapping, 3, 0, 2);
+    assert_eq!(cache.statistics().unwrap().dirty, 1);
+    mapping.sync().unwrap();
+    assert_eq!(word_in(&file, 3), 2);
+    let read_only = cache.map(&file, .., Access::Read).unwrap();
+    assert_eq!(load(&read_only, 3, 0), 2);
+    assert_eq!(cache.statistics().unwrap().dirty, 0);
+}
+
+/// Bytes of the caches' memory files of this process, by the kernel's own count.
+fn memory_of_caches() -> u64 {
+    let folder = std::fs::read_dir("/proc/self/fd").unwrap();
+    let descriptors = folder.map(|entry| entry.unwrap().path());
+    let is_memory = |path: &std::path::PathBuf| {
+        std::fs::read_link(path).is_ok_and(|to| to.starts_with("/memfd:vellum-aquila (deleted)"))
+    };
+    let blocks = |path: std::path::PathBuf| std::fs::metadata(path).map_or(0, |data| data.blocks());
+    descriptors.filter(is_memory).map(blocks).sum::<u64>() * 512
+}
+
+#[test]
+fn memory_stays_within_the_budget() {
+    if !own_process::entered("memory_stays_within_the_budget") {
+        return;
+    }
+    const PAGES: usize = 512;
+    const CACHE: usize = 64;
+    let budget = (CACHE * PAGE_SIZE) as u64;
+    for tracking in [DirtyTracking::WriteProtect, DirtyTracking::Mapped] {
+        let cache = options(CACHE).capacity((256 * PAGE_SIZE) as u64);
+        let cache = cache.dirty_tracking(tracking).build().unwrap();
+        let fixture = Fixture::new();
+        let mapping = cache.map(&fixture.file(PAGES), .., Access::ReadWrite).unwrap();
+        mapping.advise(Advice::Sequential).unwrap();
+        let mut most = 0;
+        for page in 0..PAGES {
+            store(&mapping, page, 1, 1);
+            most = most.max(memory_of_caches());
+        }
+        assert!(most <= budget, "{most} bytes, and the cache has {budget}");
+        assert!(most >= budget / 2, "{most} bytes: nothing is cached");
+
+        cache.resize((256 * PAGE_SIZE) as u64).unwrap();
+        mapping.prefetch(..).unwrap();
+        assert!(memory_of_caches() > budget, "a larger cache has more");
+        cache.resize((16 * PAGE_SIZE) as u64).unwrap();
+        assert!(memory_of_caches() <= (16 * PAGE_SIZE) as u64, "a smaller cache has less at once");
+        assert_eq!(cache.statistics().unwrap().frames, 16);
+        mapping.evict(..).unwrap();
+        assert_eq!(memory_of_caches(), 0);
+        (0..PAGES).for_each(|page| assert_eq!(load(&mapping, page, 1), 1));
+    }
+}
+
+#[test]
+fn prefetched_pages_cause_no_faults_and_evicted_ones_do() {
+    let cache = cache(128);
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(100), .., Access::Read).unwrap();
+    assert_eq!(mapping.prefetch(..).unwrap(), 100);
+    let before = cache.statistics().unwrap();
+    (0..100).for_each(|page| assert_eq!(load(&mapping, page, 0), pattern(page)));
+    assert_eq!(cache.statistics().unwrap().faults, before.faults);
+    assert_eq!(mapping.evict(..10 * PAGE_SIZE).unwrap(), 10);
+    mapping.advise(Advice::Random).unwrap();
+    (0..100).for_each(|page| assert_eq!(load(&mapping, page, 0), pattern(page)));
+    assert_eq!(cache.statistics().unwrap().faults, before.faults + 10);
+}
+
+#[test]
+fn a_sequential_reader_faults_rarely() {
+    let cache = cache(256);
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(1000), .., Access::Read).unwrap();
+    (0..1000).for_each(|page| assert_eq!(load(&mapping, page, 0), pattern(page)));
+    let statistics = cache.statistics().unwrap();
+    assert!(statistics.faults < 40, "{statistics:?}");
+    assert!(statistics.read_ahead_hits > 800, "{statistics:?}");
+}
+
+#[test]
+fn system_calls_need_pinned_pages() {
+    let cache = cache(16);
+    let fixture = Fixture::new();
+    let file = fixture.file(64);
+    let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+    let other = Fixture::new();
+    let target = other.file(4);
+    let write = |page: usize, bytes| {
+        let start = address(&mapping, page, 0);
+        // SAFETY: the kernel checks the range, and reads it only.
+        unsafe { libc::pwrite(target.as_raw_fd(), start.cast(), bytes, 0) }
+    };
+    let read = |page: usize, bytes| {
+        let start = address(&mapping, page, 0);
+        // SAFETY: the range is within the mapping, to which no reference exists.
+        unsafe { libc::pread(target.as_raw_fd(), start.cast(), bytes, 0) }
+    };
+    assert_eq!(write(0, 8), -1, "the kernel cannot fault pages in");
+    assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
+
+    let pin = mapping.pin(..2 * PAGE_SIZE, Access::Read).unwrap();
+    // The pages stay while everything else passes through the cache.
+    (2..64).for_each(|page| store(&mapping, page, 1, 1));
+    assert_eq!(write(0, 2 * PAGE_SIZE), 2 * PAGE_SIZE as isize);
+    assert_eq!((word_in(&target, 0), word_in(&target, 1)), (pattern(0), pattern(1)));
+    drop(pin);
+
+    let pin = mapping.pin(5 * PAGE_SIZE..6 * PAGE_SIZE, Access::ReadWrite).unwrap();
+    mapping.sync().unwrap();
+    (8..64).for_each(|page| store(&mapping, page, 1, 2));
+    target.write_all_at(&99_u64.to_le_bytes(), 0).unwrap();
+    assert_eq!(read(5, 8), 8, "a sync does not take a pinned page's write access away");
+    drop(pin);
+    mapping.sync().unwrap();
+    assert_eq!((load(&mapping, 5, 0), word_in(&file, 5)), (99, 99));
+}
+
+#[test]
+fn a_cache_full_of_pins_is_an_error() {
+    let cache = cache(4);
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(8), .., Access::ReadWrite).unwrap();
+    let pin = mapping.pin(..4 * PAGE_SIZE, Access::Read).unwrap();
+    let error = mapping.pin(4 * PAGE_SIZE..5 * PAGE_SIZE, Access::Read).unwrap_err();
+    assert!(matches!(error, Error::Full { .. }), "{error}");
+    assert!(matches!(cache.resize(PAGE_SIZE as u64), Err(Error::Full { .. })));
+    let mut byte = [0];
+    assert!(matches!(mapping.read_at(&mut byte, 5 * PAGE_SIZE), Err(Error::Full { .. })));
+    drop(pin);
+    let error = mapping.pin(.., Access::Read).unwrap_err();
+    assert!(matches!(error, Error::Full { .. }), "{error}");
+    assert_eq!(load(&mapping, 7, 0), pattern(7), "the pins of a failed call are gone");
+    cache.resize(PAGE_SIZE as u64).unwrap();
+}
+
+#[test]
+fn a_full_disk_is_reported_and_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(folder.path().join("disk"), 128) else { return };
+    let file = common::create(&disk.path().join("file"));
+    // A file with holes: writing needs space only when pages are written back.
+    file.set_len((64 * PAGE_SIZE) as u64).unwrap();
+    let cache = cache(64);
+    let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+    store(&mapping, 0, 0, 11);
+    mapping.sync().unwrap();
+    let filler = common::create(&disk.path().join("filler"));
+    let mut filled = 0;
+    while filler.write_all_at(&[1; PAGE_SIZE], filled).is_ok() {
+        filled += PAGE_SIZE as u64;
+    }
+    (0..40).for_each(|page| store(&mapping, page, 1, 5));
+    let error = mapping.sync().unwrap_err();
+    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+    assert!(cache.statistics().unwrap().dirty >= 8, "what was not written is still dirty");
+    assert_eq!(word_in(&file, 0), 11, "what was synced is there");
+    (0..40).for_each(|page| assert_eq!(load(&mapping, page, 1), 5));
+    filler.set_len(0).unwrap();
+    mapping.evict(20 * PAGE_SIZE..).unwrap();
+    // 128 KiB have room for 32 pages.
+    let error = mapping.sync().err();
+    assert!(error.is_none() || matches!(error, Some(Error::NoSpace { .. })));
+    drop(mapping);
+    drop(disk);
+}
+
+#[test]
+fn a_shorter_file_keeps_its_length() {
+    let cache = cache(16);
+    let fixture = Fixture::new();
+    let file = fixture.file(8);
+    let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+    (0..8).for_each(|page| store(&mapping, page, 3, 1));
+    // Another program cuts the file off: write-back does not make it longer again.
+    file.set_len(2 * PAGE_SIZE as u64 + 100).unwrap();
+    mapping.sync().unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 2 * PAGE_SIZE as u64 + 100);
+    // The same by the cache: the pages are gone at once, and the last one's rest is zero.
+    cache.set_length(&file, PAGE_SIZE as u64 + 16).unwrap();
+    cache.set_length(&file, 8 * PAGE_SIZE as u64).unwrap();
+    assert_eq!((load(&mapping, 0, 3), load(&mapping, 1, 0)), (1, pattern(1)));
+    assert_eq!((load(&mapping, 1, 3), load(&mapping, 2, 0), load(&mapping, 7, 3)), (0, 0, 0));
+}
+
+#[test]
+fn a_mapping_may_be_longer_than_the_file_is_yet() {
+    for (name, cache) in caches(16) {
+        let fixture = Fixture::new();
+        let file = fixture.file(1);
+        let mapping = cache.map(&file, ..1 << 30, Access::ReadWrite).unwrap();
+        assert_eq!(load(&mapping, 0, 0), pattern(0), "{name}");
+        file.set_len(100 * PAGE_SIZE as u64).unwrap();
+        store(&mapping, 99, 0, 4);
+        mapping.sync().unwrap();
+        assert_eq!(word_in(&file, 99), 4, "{name}");
+        let error = mapping.read_at(&mut [0; 8], 100 * PAGE_SIZE).unwrap_err();
+        assert!(matches!(error, Error::BeyondEnd { .. }), "{name}: {error}");
+    }
+}
+
+#[test]
+fn the_last_page_of_a_file_ends_with_zeros() {
+    for (name, cache) in caches(4) {
+        let fixture = Fixture::new();
+        let file = fixture.file(1);
+        file.write_all_at(&[7; 10], PAGE_SIZE as u64).unwrap();
+        let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+        assert_eq!(mapping.len(), PAGE_SIZE + 10);
+        assert_eq!(load(&mapping, 1, 1) >> 16, 0, "{name}");
+        store(&mapping, 1, 0, u64::MAX);
+        mapping.sync().unwrap();
+        assert_eq!(file.metadata().unwrap().len(), PAGE_SIZE as u64 + 10, "{name}");
+        assert_eq!(word_in(&file, 1), u64::MAX, "{name}");
+    }
+}
+
+#[test]
+fn senseless_arguments_are_errors() {
+    let bad_sizes = [0, 4095, u64::MAX, 1 << 50];
+    for bytes in bad_sizes {
+        assert!(matches!(Cache::new(bytes), Err(Error::BadSize { .. })), "{bytes}");
+    }
+    for (name, cache) in caches(4) {
+        let fixture = Fixture::new();
+        let file = fixture.file(4);
+        let end = (4 * PAGE_SIZE) as u64;
+        let map = |start: u64, end: u64| cache.map(&file, start..end, Access::Read).map(drop);
+        for (start, end) in [(0, 0), (1, end), (end, 0), (0, u64::MAX), (1 << 63, u64::MAX)] {
+            let error = map(start, end).unwrap_err();
+            assert!(matches!(error, Error::BadRange { .. }), "{name}: {start}..{end}: {error}");
+        }
+        let far = i64::MAX as u64 / 2 / PAGE_SIZE as u64 * PAGE_SIZE as u64;
+        assert!(map(far - PAGE_SIZE as u64, far).is_ok() || name == "kernel");
+        let empty = common::create(&fixture.path().with_extension("empty"));
+        assert!(matches!(cache.map(&empty, .., Access::Read), Err(Error::BadRange { .. })));
+
+        let read_only = std::fs::File::open(fixture.path()).unwrap();
+        let error = cache.map(&read_only, .., Access::ReadWrite).unwrap_err();
+        assert!(matches!(error, Error::Access { .. }), "{name}: {error}");
+        let write_only = std::fs::OpenOptions::new().write(true).open(fixture.path()).unwrap();
+        let error = cache.map(&write_only, .., Access::Read).unwrap_err();
+        assert!(matches!(error, Error::Access { .. }), "{name}: {error}");
+        let folder = std::fs::File::open(fixture.path().parent().unwrap()).unwrap();
+        assert!(cache.map(&folder, ..4096, Access::Read).is_err(), "{name}");
+        let zero = std::fs::File::open("/dev/zero").unwrap();
+        if name != "kernel" {
+            assert!(matches!(cache.map(&zero, ..4096, Access::Read), Err(Error::NotAFile)));
+        }
+
+        let mapping = cache.map(&read_only, .., Access::Read).unwrap();
+        let reversed = std::ops::Range { start: 3, end: 2 };
+        for range in [0..5 * PAGE_SIZE, reversed, usize::MAX - 1..usize::MAX] {
+            assert!(matches!(mapping.prefetch(range.clone()), Err(Error::OutOfRange { .. })));
+            assert!(matches!(mapping.evict(range.clone()), Err(Error::OutOfRange { .. })));
+            assert!(mapping.pin(range.clone(), Access::Read).is_err());
+            assert!(mapping.write_back(range).is_err());
+        }
+        assert!(mapping.read_at(&mut [0; 9], 4 * PAGE_SIZE - 8).is_err());
+        assert!(mapping.read_at(&mut [0; 9], usize::MAX).is_err());
+        assert!(matches!(mapping.write_at(&[1], 0), Err(Error::Access { .. })), "{name}");
+        assert!(matches!(mapping.pin(.., Access::ReadWrite), Err(Error::Access { .. })), "{name}");
+        assert_eq!((mapping.prefetch(7..7).unwrap(), mapping.evict(7..7).unwrap()), (0, 0));
+        drop(mapping.pin(7..7, Access::Read).unwrap());
+        mapping.read_at(&mut [], 4 * PAGE_SIZE).unwrap();
+        let error = cache.resize(1 << 40).unwrap_err();
+        assert!(matches!(error, Error::BadSize { .. } | Error::Unsupported { .. }), "{error}");
+    }
+}
+
+#[test]
+fn the_number_of_mappings_is_limited_and_they_can_be_made_again() {
+    let cache = cache(4);
+    let fixture = Fixture::new();
+    let file = fixture.file(1);
+    let mut mappings = Vec::new();
+    let error = loop {
+        match cache.map(&file, .., Access::Read) {
+            Ok(mapping) => mappings.push(mapping),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::TooMany { .. }), "{error}");
+    let last = mappings.pop().unwrap();
+    assert_eq!(load(&last, 0, 0), pattern(0));
+    mappings.clear();
+    assert_eq!(load(&last, 0, 0), pattern(0));
+    drop(last);
+    assert_eq!(load(&cache.map(&file, .., Access::Read).unwrap(), 0, 0), pattern(0));
+}
+
+#[test]
+fn mappings_come_and_go_while_others_are_used() {
+    let cache = Arc::new(cache(8));
+    let fixture = Fixture::new();
+    let file = fixture.file(32);
+    let kept = cache.map(&file, .., Access::ReadWrite).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let (cache, file) = (&cache, &file);
+            scope.spawn(move || {
+                for round in 0..150 {
+                    let mapping = cache.map(file, .., Access::ReadWrite).unwrap();
+                    for page in 0..32 {
+                        store(&mapping, page, 8 + thread, round);
+                    }
+                    drop(mapping);
+                }
+            });
+        }
+        for _ in 0..40 {
+            (0..32).for_each(|page| assert_eq!(load(&kept, page, 0), pattern(page)));
+        }
+    });
+    for page in 0..32 {
+        (0..3).for_each(|thread| assert_eq!(load(&kept, page, 8 + thread), 149));
+    }
+}
+
+#[test]
+fn a_cache_without_a_backend_of_its_own_says_why() {
+    let kernel = BackendChoice::Only(vellum_aquila::Backend::Kernel);
+    let cache = options(4).backend(kernel).build().unwrap();
+    assert_eq!(cache.why_not_better(), Some("it was asked for"));
+    assert_eq!(cache.statistics(), None);
+    assert!(matches!(cache.resize(8192), Err(Error::Unsupported { .. })));
+    assert_eq!(common::cache(4).why_not_better(), None);
+}

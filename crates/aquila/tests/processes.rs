@@ -1,0 +1,336 @@
+//! Signals, forks and the ends of processes.
+#![allow(unsafe_code, clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+use common::{Fixture, address, cache, load, pattern, store, word_in};
+use vellum_aquila::{Access, Error, Mapping, PAGE_SIZE};
+use vellum_testing::own_process;
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Installs a handler of a signal.
+fn install(signal: i32, handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void)) {
+    // SAFETY: the structure is plain data, and the handler makes only calls that are allowed in
+    // one.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0);
+    }
+}
+
+/// The address that the next handler call should report, and what it then ends the process with.
+static EXPECTED: AtomicUsize = AtomicUsize::new(0);
+const SEEN: i32 = 42;
+
+extern "C" fn expect_address(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel gives a handler the structure; `_exit` is allowed in one.
+    unsafe {
+        let found = (*info).si_addr().addr();
+        libc::_exit(if found == EXPECTED.load(Ordering::Relaxed) { SEEN } else { 1 });
+    }
+}
+
+/// An access that is not the cache's to handle goes to the program's own handler, with its address.
+fn goes_to_the_programs_handler(test: &str, access: impl FnOnce(&Fixture, &Mapping) -> *mut u64) {
+    if let Some(output) = own_process::run(test) {
+        assert_eq!(output.status.code(), Some(SEEN), "{output:?}");
+        return;
+    }
+    install(libc::SIGBUS, expect_address);
+    let cache = cache(8);
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(16), .., Access::ReadWrite).unwrap();
+    (0..16).for_each(|page| assert_eq!(load(&mapping, page, 0), pattern(page)));
+    let bad = access(&fixture, &mapping);
+    EXPECTED.store(bad.addr(), Ordering::Relaxed);
+    // SAFETY: the access ends the process.
+    unsafe { bad.read_volatile() };
+    panic!("the access has worked");
+}
+
+#[test]
+fn an_access_beyond_a_truncated_end_is_sigbus_at_its_address() {
+    let test = "an_access_beyond_a_truncated_end_is_sigbus_at_its_address";
+    goes_to_the_programs_handler(test, |fixture, mapping| {
+        mapping.evict(..).unwrap();
+        fixture.open().set_len(3 * PAGE_SIZE as u64).unwrap();
+        assert_eq!(load(mapping, 2, 0), pattern(2));
+        address(mapping, 3, 5)
+    });
+}
+
+#[test]
+fn pages_beyond_a_new_length_are_gone_at_once() {
+    if let Some(output) = own_process::run("pages_beyond_a_new_length_are_gone_at_once") {
+        assert_eq!(output.status.code(), Some(SEEN), "{output:?}");
+        return;
+    }
+    install(libc::SIGBUS, expect_address);
+    let cache = cache(32);
+    let fixture = Fixture::new();
+    let file = fixture.file(16);
+    let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+    (0..16).for_each(|page| store(&mapping, page, 0, 1));
+    cache.set_length(&file, PAGE_SIZE as u64).unwrap();
+    let bad = address(&mapping, 9, 1);
+    EXPECTED.store(bad.addr(), Ordering::Relaxed);
+    store(&mapping, 9, 1, 1);
+}
+
+#[test]
+fn a_fault_of_another_mapping_goes_to_its_handler() {
+    let test = "a_fault_of_another_mapping_goes_to_its_handler";
+    goes_to_the_programs_handler(test, |fixture, _| {
+        // A mapping of the program's own, of a file that became shorter.
+        let file = fixture.open();
+        // SAFETY: the call takes new addresses.
+        let base = unsafe {
+            use std::os::fd::AsRawFd as _;
+            let rights = libc::PROT_READ;
+            libc::mmap(
+                std::ptr::null_mut(),
+                4 * PAGE_SIZE,
+                rights,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(base, libc::MAP_FAILED);
+        file.set_len(0).unwrap();
+        base.cast::<u64>().wrapping_add(PAGE_SIZE / 8)
+    });
+}
+
+#[test]
+fn without_a_handler_the_process_ends_by_sigbus() {
+    if let Some(output) = own_process::run("without_a_handler_the_process_ends_by_sigbus") {
+        assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
+        assert!(text(&output).contains("before the access"));
+        return;
+    }
+    let cache = cache(8);
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(1), ..1 << 20, Access::ReadWrite).unwrap();
+    println!("before the access");
+    load(&mapping, 7, 0);
+    println!("after the access");
+}
+
+#[test]
+fn a_signal_that_another_process_sends_ends_the_process_too() {
+    let test = "a_signal_that_another_process_sends_ends_the_process_too";
+    if let Some(output) = own_process::run(test) {
+        assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
+        return;
+    }
+    // Instead of the handler of Rust's own, which waits for an access to be repeated.
+    // SAFETY: the call takes no memory.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    let _cache = cache(8);
+    // SAFETY: the call takes no memory.
+    unsafe { libc::kill(libc::getpid(), libc::SIGBUS) };
+    std::thread::sleep(std::time::Duration::from_secs(20));
+}
+
+#[test]
+fn a_store_to_a_read_only_mapping_is_sigsegv() {
+    if let Some(output) = own_process::run("a_store_to_a_read_only_mapping_is_sigsegv") {
+        assert_eq!(output.status.code(), Some(SEEN), "{output:?}");
+        return;
+    }
+    install(libc::SIGSEGV, expect_address);
+    let cache = cache(8);
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(4), .., Access::Read).unwrap();
+    assert_eq!(load(&mapping, 1, 0), pattern(1));
+    EXPECTED.store(address(&mapping, 1, 0).addr(), Ordering::Relaxed);
+    store(&mapping, 1, 0, 1);
+}
+
+#[test]
+fn a_forked_child_does_not_have_the_mappings() {
+    if !own_process::entered("a_forked_child_does_not_have_the_mappings") {
+        return;
+    }
+    let cache = cache(8);
+    let fixture = Fixture::new();
+    let file = fixture.file(16);
+    let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+    (0..16).for_each(|page| store(&mapping, page, 1, 1));
+    let in_child = |work: &dyn Fn()| {
+        // SAFETY: this process has one other thread, which holds no lock now; the child makes few
+        // calls and ends.
+        match unsafe { libc::fork() } {
+            0 => {
+                work();
+                // SAFETY: the child ends without running what the parent will run.
+                unsafe { libc::_exit(0) };
+            }
+            child => {
+                let mut status = 0;
+                // SAFETY: the call fills a number.
+                unsafe { libc::waitpid(child, &raw mut status, 0) };
+                status
+            }
+        }
+    };
+    let status = in_child(&|| _ = load(&mapping, 0, 0));
+    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
+    let status = in_child(&|| {
+        let errors = [
+            mapping.sync().unwrap_err(),
+            mapping.evict(..).unwrap_err(),
+            mapping.read_at(&mut [0], 0).unwrap_err(),
+            cache.map(&file, .., Access::Read).unwrap_err(),
+            cache.resize(PAGE_SIZE as u64).unwrap_err(),
+        ];
+        assert!(errors.iter().all(|error| *error == Error::Forked));
+        // A copy of the mapping goes away in the child, and changes nothing in the parent.
+        // SAFETY: the child ends without dropping the original.
+        drop(unsafe { std::ptr::read(&raw const mapping) });
+    });
+    assert_eq!(status, 0, "{status:#x}");
+    (0..16).for_each(|page| assert_eq!(load(&mapping, page, 1), 1));
+    mapping.sync().unwrap();
+    assert_eq!(word_in(&file, 15), pattern(15));
+}
+
+/// The process that is killed: it syncs, says so, and goes on storing.
+#[test]
+#[ignore = "a part of the test below"]
+fn stores_until_it_is_killed() {
+    let Some(path) = std::env::var_os("VELLUM_AQUILA_KILLED") else { return };
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let cache = cache(8);
+    let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+    for round in 1_u64.. {
+        (0..32).for_each(|page| store(&mapping, page, 1, round));
+        mapping.sync().unwrap();
+        println!("synced {round}");
+    }
+}
+
+#[test]
+fn what_was_synced_survives_a_kill() {
+    for kill in 0..5 {
+        let fixture = Fixture::new();
+        let file = fixture.file(32);
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["stores_until_it_is_killed", "--exact", "--ignored", "--nocapture"])
+            .env("VELLUM_AQUILA_KILLED", fixture.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains(&format!("synced {}", 3 + kill)) {
+            line.clear();
+            assert_ne!(output.read_line(&mut line).unwrap(), 0, "the child has ended");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut rest = String::new();
+        output.read_to_string(&mut rest).unwrap();
+        let rounds = [line.as_str()].into_iter().chain(rest.lines());
+        let parse = |line: &str| line.trim().strip_prefix("synced ")?.parse::<u64>().ok();
+        let synced = rounds.filter_map(parse).max().unwrap();
+        for page in 0..32 {
+            let mut bytes = [0; 8];
+            let at = (page * PAGE_SIZE + 8) as u64;
+            std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, at).unwrap();
+            let found = u64::from_le_bytes(bytes);
+            assert!((synced..=synced + 1).contains(&found), "{found}, and {synced} was synced");
+            assert_eq!(word_in(&file, page), pattern(page));
+        }
+    }
+}
+
+/// The mapping that the handler of the timer uses, and how often it began and ended.
+static TICKING: AtomicPtr<u64> = AtomicPtr::new(std::ptr::null_mut());
+static TICKS: AtomicU64 = AtomicU64::new(0);
+static ENDED: AtomicU64 = AtomicU64::new(0);
+const TICKING_PAGES: u64 = 64;
+
+extern "C" fn on_tick(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let tick = TICKS.fetch_add(1, Ordering::Relaxed);
+    let page = (tick * 7 % TICKING_PAGES) as usize;
+    let word = TICKING.load(Ordering::Relaxed).wrapping_add(page * PAGE_SIZE / 8 + 2);
+    // SAFETY: the word is within a mapping that lives as long as the timer runs, and only handlers
+    // access it: perhaps on two threads at once.
+    unsafe { AtomicU64::from_ptr(word).fetch_add(1, Ordering::Relaxed) };
+    ENDED.fetch_add(1, Ordering::Release);
+}
+
+#[test]
+fn signal_handlers_may_use_mappings() {
+    if !own_process::entered("signal_handlers_may_use_mappings") {
+        return;
+    }
+    let cache = cache(4);
+    let fixture = Fixture::new();
+    let file = fixture.file(TICKING_PAGES as usize);
+    let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+    TICKING.store(mapping.as_ptr().cast(), Ordering::Relaxed);
+    install(libc::SIGALRM, on_tick);
+    let timer = |microseconds| {
+        let interval = libc::timeval { tv_sec: 0, tv_usec: microseconds };
+        let timer = libc::itimerval { it_interval: interval, it_value: interval };
+        // SAFETY: the call reads the structure.
+        unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
+    };
+    timer(200);
+    // The handler interrupts faults, and the interface, in all places.
+    let mut round = 0;
+    while TICKS.load(Ordering::Relaxed) < 2000 {
+        for page in 0..TICKING_PAGES as usize {
+            assert_eq!(load(&mapping, page, 0), pattern(page));
+            store(&mapping, page, 3, round);
+        }
+        mapping.write_back(..).unwrap();
+        mapping.evict(..20 * PAGE_SIZE).unwrap();
+        drop(mapping.pin(..2 * PAGE_SIZE, Access::ReadWrite).unwrap());
+        let mut word = [0; 8];
+        mapping.read_at(&mut word, 0).unwrap();
+        round += 1;
+    }
+    timer(0);
+    // No signal that is still on its way begins a handler from now on.
+    // SAFETY: the call takes no memory.
+    unsafe { libc::signal(libc::SIGALRM, libc::SIG_IGN) };
+    let counted = || -> u64 {
+        // SAFETY: the words are within the mapping, and volatile loads assume nothing of them.
+        let load = |page| unsafe { address(&mapping, page, 2).read_volatile() };
+        (0..TICKING_PAGES as usize).map(load).sum()
+    };
+    // A handler may still run, on the other thread of this process.
+    vellum_testing::patience::eventually("the pages have all ticks", || {
+        let ended = ENDED.load(Ordering::Acquire);
+        ended == TICKS.load(Ordering::Relaxed) && counted() == ended
+    });
+}
+
+#[test]
+fn the_handler_keeps_errno() {
+    let cache = cache(4);
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(16), .., Access::ReadWrite).unwrap();
+    for page in 0..16 {
+        // SAFETY: the pointer is to a variable of this thread.
+        unsafe { *libc::__errno_location() = 1000 + page as i32 };
+        store(&mapping, page, 0, 1);
+        // SAFETY: as above.
+        assert_eq!(unsafe { *libc::__errno_location() }, 1000 + page as i32);
+    }
+}
