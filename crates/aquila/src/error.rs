@@ -63,7 +63,7 @@ pub enum Error {
         /// The operation that failed.
         doing: &'static str,
     },
-    /// It is not a regular file or a block device.
+    /// It is not a regular file.
     #[error("only regular files can be mapped through the cache")]
     NotAFile,
     /// The process has as many mappings as it can have, or the cache has as many files.

@@ -7,11 +7,13 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::RangeInclusive;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU64 as StdAtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::{FileType, MemfdFlags, OFlags, fcntl_getfl, fdatasync, fstat, ftruncate};
+use rustix::fs::{
+    FileType, MemfdFlags, Mode, OFlags, fcntl_getfl, fdatasync, fstat, ftruncate, memfd_create,
+};
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
 use self_cell::self_cell;
@@ -136,7 +138,7 @@ impl Shared {
         size: u32,
         capacity: u32,
         policy: PolicyChoice,
-        (uffd, write_protect): (std::os::fd::OwnedFd, bool),
+        (uffd, write_protect): (OwnedFd, bool),
     ) -> Result<Arc<Self>> {
         static NEXT: StdAtomicU64 = StdAtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -246,14 +248,12 @@ impl Shared {
         if kind != FileType::RegularFile {
             return Err(Error::NotAFile);
         }
-        let mode = fcntl_getfl(file).map_err(failed)? & OFlags::RWMODE;
+        let flags = fcntl_getfl(file).map_err(failed)?;
+        let mode = flags & OFlags::RWMODE;
         if mode == OFlags::WRONLY || (writes && mode != OFlags::RDWR) {
             return Err(Error::Access { doing });
         }
-        let copy = || file.as_fd().try_clone_to_owned();
-        let of_io = |error: std::io::Error| {
-            Error::of(doing, Errno::from_io_error(&error).unwrap_or(Errno::IO))
-        };
+        let copy = || copy_of(file, flags).map_err(failed);
         let mut files = self.files();
         let inode = (stat.st_dev, stat.st_ino);
         let number = match files.get(&inode) {
@@ -262,9 +262,9 @@ impl Shared {
                 let is_free = |number: &u32| files.values().all(|other| other.number != *number);
                 let number = (0..MOST_FILES as u32).find(is_free);
                 let number = number.ok_or(Error::TooMany { doing, most: MOST_FILES })?;
-                let memory = rustix::fs::memfd_create("vellum-aquila", MemfdFlags::CLOEXEC);
+                let memory = memfd_create("vellum-aquila", MemfdFlags::CLOEXEC);
                 let memory = memory.map_err(failed)?;
-                self.host().files[number as usize].open(copy().map_err(of_io)?, memory);
+                self.host().files[number as usize].open(copy()?, memory);
                 files.insert(inode, Opened { number, mappings: 0 });
                 number
             }
@@ -272,7 +272,7 @@ impl Shared {
         let host = &self.host().files[number as usize];
         let prepared = (|| {
             if writes {
-                host.open_for_writing(copy().map_err(of_io)?);
+                host.open_for_writing(copy()?);
             }
             host.look().map_err(failed)?;
             let memory = host.memory().map_err(failed)?;
@@ -508,6 +508,17 @@ impl Shared {
     pub(crate) fn statistics(&self) -> Statistics {
         self.core().statistics()
     }
+}
+
+/// A descriptor of the cache's own. With `O_APPEND` the system would write pages to the end of the
+/// file, and with `O_DIRECT` it would ask for aligned memory: then the file is opened once more.
+fn copy_of(file: &File, flags: OFlags) -> Result<OwnedFd, Errno> {
+    if flags.intersects(OFlags::APPEND | OFlags::DIRECT) {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let flags = (flags & OFlags::RWMODE) | OFlags::CLOEXEC;
+        return rustix::fs::open(path, flags, Mode::empty());
+    }
+    rustix::io::fcntl_dupfd_cloexec(file, 0)
 }
 
 /// The number of an advice, which a place keeps.

@@ -157,6 +157,30 @@ fn dropping_the_last_mapping_writes_back() {
 }
 
 #[test]
+fn flags_of_the_descriptor_do_not_matter() {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    for (name, cache) in caches(4) {
+        for flags in [libc::O_APPEND, libc::O_DIRECT, libc::O_NONBLOCK | libc::O_DSYNC] {
+            let fixture = Fixture::new();
+            fixture.file(16).write_all_at(&[7; 10], (16 * PAGE_SIZE) as u64).unwrap();
+            let mut options = std::fs::OpenOptions::new();
+            options.read(true).write(true).custom_flags(flags);
+            // Not every file system has direct I/O.
+            let Ok(file) = options.open(fixture.path()) else { continue };
+            let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+            for page in 0..17 {
+                store(&mapping, page, 0, 5);
+            }
+            mapping.sync().unwrap();
+            drop(mapping);
+            let file = fixture.open();
+            assert_eq!(file.metadata().unwrap().len(), 16 * PAGE_SIZE as u64 + 10, "{name}");
+            (0..17).for_each(|page| assert_eq!(word_in(&file, page), 5, "{name}, {flags:#o}"));
+        }
+    }
+}
+
+#[test]
 fn only_changed_pages_are_written() {
     let cache = cache(64);
     let fixture = Fixture::new();
