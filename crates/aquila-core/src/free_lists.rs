@@ -307,4 +307,37 @@ mod tests {
         shuttle::check_random(scenario, 2_000);
         shuttle::check_pct(scenario, 2_000, 3);
     }
+
+    #[cfg(feature = "model")]
+    #[test]
+    fn a_head_that_is_the_same_frame_again_is_another_head() {
+        let scenario = || {
+            let words = Words::new(1, 1, 3);
+            (0..3).for_each(|frame| words.lists().retire(frame));
+            let taken: Vec<AtomicU64> = (0..3).map(|_| AtomicU64::new(0)).collect();
+            let take = || {
+                let frame = words.lists().take_retired();
+                frame.inspect(|frame| {
+                    let old = taken[*frame as usize].fetch_add(1, Ordering::AcqRel);
+                    assert_eq!(old, 0, "two threads have a frame");
+                })
+            };
+            let give = |frame: Frame| {
+                taken[frame as usize].fetch_sub(1, Ordering::AcqRel);
+                words.lists().retire(frame);
+            };
+            shuttle::thread::scope(|scope| {
+                // One thread has loaded the head and the next frame, and stops.
+                scope.spawn(|| [take(), take()]);
+                // The other one gives the head back, but not the next frame.
+                scope.spawn(|| {
+                    let [one, next] = [take(), take()];
+                    one.into_iter().for_each(give);
+                    let _ = (take(), next);
+                });
+            });
+        };
+        shuttle::check_random(scenario, 5_000);
+        shuttle::check_pct(scenario, 5_000, 3);
+    }
 }

@@ -192,6 +192,26 @@ fn ranges_leave_while_others_use_them() {
 }
 
 #[test]
+fn ranges_that_leave_in_different_orders_do_not_wait_for_each_other() {
+    // A range of few pages leaves in the order of its pages, all pages in that of the frames.
+    for pages in [[0, 2, 4], [4, 2, 0]] {
+        check(move || {
+            with_cache(3, |cache| {
+                pages.iter().for_each(|page| ok(store(cache, key(*page), 1)));
+                thread::scope(|scope| {
+                    scope.spawn(|| assert_eq!(cache.evict_range(all(), false).1, Ok(())));
+                    scope.spawn(|| {
+                        assert_eq!(cache.evict_range(key(0)..=key(4), false).1, Ok(()));
+                    });
+                });
+                let state = cache.machine().state();
+                pages.iter().for_each(|page| assert_eq!(state.storage[&key(*page)], 1));
+            });
+        });
+    }
+}
+
+#[test]
 fn a_pinned_page_stays() {
     check(|| {
         with_cache(2, |cache| {
