@@ -181,6 +181,24 @@ fn flags_of_the_descriptor_do_not_matter() {
 }
 
 #[test]
+fn a_program_that_locks_a_mapping_loses_no_store() {
+    for (name, cache) in caches(8) {
+        let fixture = Fixture::new();
+        let file = fixture.file(64);
+        let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+        // The kernel cannot fault the pages in, but takes them for locked from now on.
+        // SAFETY: the call changes no memory.
+        let _ = unsafe { libc::mlock(mapping.as_ptr().cast(), mapping.len()) };
+        for round in 1..4 {
+            (0..64).for_each(|page| store(&mapping, page, 0, round));
+            (0..64).for_each(|page| assert_eq!(load(&mapping, page, 0), round, "{name}"));
+            mapping.sync().unwrap();
+            (0..64).for_each(|page| assert_eq!(word_in(&file, page), round, "{name}"));
+        }
+    }
+}
+
+#[test]
 fn only_changed_pages_are_written() {
     let cache = cache(64);
     let fixture = Fixture::new();
