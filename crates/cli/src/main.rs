@@ -85,6 +85,7 @@ enum Command {
     Morseld(command::morseld::Arguments),
     Morsel(command::morsel::Arguments),
     Dax(command::dax::Arguments),
+    Aquila(command::aquila::Arguments),
     #[cfg_attr(not(feature = "sim"), command(hide = true))]
     Sim(command::sim::Arguments),
     #[command(hide = true)]
@@ -132,6 +133,7 @@ fn run(command: Command) -> Outcome {
         Command::Morseld(arguments) => command::morseld::run(&arguments),
         Command::Morsel(arguments) => command::morsel::run(&arguments),
         Command::Dax(arguments) => command::dax::run(&arguments),
+        Command::Aquila(arguments) => command::aquila::run(&arguments),
         Command::Sim(arguments) => command::sim::run(&arguments),
         Command::WriteManuals(arguments) => {
             command::manuals::run(&arguments, &Arguments::command())

@@ -1,5 +1,6 @@
 //! The everyday commands, one file each.
 
+pub mod aquila;
 pub mod backup;
 pub mod bench;
 pub mod check;
