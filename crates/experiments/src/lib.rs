@@ -7,6 +7,7 @@
 pub mod command;
 pub mod trace;
 
+mod aquila;
 mod blob;
 mod bulk_work;
 mod commits;
@@ -79,4 +80,5 @@ pub const ALL: &[Experiment] = &[
     morsel::MORSEL_PIPELINE,
     dax::DAX_MAP,
     dax::DAX_ONCE,
+    aquila::AQUILA_PREFAULT,
 ];
