@@ -36,6 +36,9 @@ const BATCH: usize = 512;
 /// threads that have the last frames for a moment only give them back long before.
 const PATIENCE: u32 = 1 << 20;
 
+/// How often a thread asks a policy that finds nothing before it takes any page.
+const TRUST: u32 = 64;
+
 /// Fills the unused places of arrays.
 const NO_PAGE: Page =
     Page { key: Key::new(0, 0).expect("the first key"), frame: Frame::MAX, dirty: false };
@@ -405,7 +408,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
                 return Ok(frame);
             }
             // After a failed write only clean pages can leave.
-            match self.evict_batch(failed.is_some()) {
+            match self.evict_batch(failed.is_some(), attempt % TRUST == TRUST - 1) {
                 (0, None) => {}
                 (0, Some(error)) => {
                     failed = Some(error);
@@ -431,11 +434,16 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         (0..self.frames.count()).filter(is_held).count() >= self.size() as usize
     }
 
-    /// Evicts pages that the policy proposes. Returns how many have left, and the first error.
-    fn evict_batch(&self, clean: bool) -> (u64, Option<M::Error>) {
+    /// Evicts pages that the policy proposes, or `any` pages. Returns how many have left, and the
+    /// first error.
+    fn evict_batch(&self, clean: bool, any: bool) -> (u64, Option<M::Error>) {
         let most = (self.size() as usize / 8).clamp(1, BATCH);
         let mut batch = Batch { cache: self, clean, pages: [NO_PAGE; BATCH], count: 0, most };
-        self.policy.propose(&mut batch);
+        if any {
+            (0..self.frames.count()).for_each(|frame| _ = batch.take(frame));
+        } else {
+            self.policy.propose(&mut batch);
+        }
         let count = batch.count;
         self.evict(&mut batch.pages[..count], false)
     }

@@ -281,6 +281,23 @@ fn a_policy_of_the_users_own_can_be_used_and_cannot_do_harm() {
 }
 
 #[test]
+fn a_policy_that_proposes_nothing_costs_time_only() {
+    struct Silent;
+    impl Policy for Silent {
+        fn admit(&self, _: Frame, _: Key) {}
+        fn touch(&self, _: Frame) {}
+        fn remove(&self, _: Frame, _: Key) {}
+        fn propose(&self, _: &mut dyn Evictor) {}
+    }
+    let memory = Memory::new(4);
+    let cache = memory.cache(Silent, 4);
+    let frame = cache.pin(key(0), Access::Read, &()).unwrap();
+    (1..20).for_each(|page| store(&cache, key(page), page).unwrap());
+    (1..20).for_each(|page| assert_eq!(load(&cache, key(page), 0), Ok(page)));
+    cache.unpin(frame, Access::Read);
+}
+
+#[test]
 fn threads_see_their_own_stores() {
     const THREADS: u64 = 4;
     let rounds = if cfg!(miri) { 3 } else { 400 };
