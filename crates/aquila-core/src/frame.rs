@@ -386,6 +386,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "too many steps for Miri")]
     fn pins_do_not_overflow() {
         one_frame(|frames, key| {
             frames.claim(0, key);

@@ -322,6 +322,23 @@ fn signal_handlers_may_use_mappings() {
 }
 
 #[test]
+fn a_thread_with_a_small_stack_may_fault() {
+    // Enough pages for batches of the full size, and dirty ones.
+    let cache = cache(4096);
+    let fixture = Fixture::new();
+    let file = fixture.file(1);
+    file.set_len((10_000 * PAGE_SIZE) as u64).unwrap();
+    let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(40 << 10);
+        let stores = || (0..10_000).for_each(|page| store(&mapping, page, 1, 1));
+        thread.spawn_scoped(scope, stores).unwrap();
+    });
+    assert_eq!(cache.statistics().unwrap().evictions % 512, 0);
+    assert!(cache.statistics().unwrap().evictions > 5_000);
+}
+
+#[test]
 fn the_handler_keeps_errno() {
     let cache = cache(4);
     let fixture = Fixture::new();
