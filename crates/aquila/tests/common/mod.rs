@@ -76,10 +76,10 @@ pub fn options(pages: usize) -> Options {
     Options::new((pages * PAGE_SIZE) as u64)
 }
 
-/// A cache of so many pages that handles its own faults, with write protection.
+/// A cache of so many pages that handles its own faults, with write protection where the kernel has
+/// it.
 pub fn cache(pages: usize) -> Cache {
-    let only = BackendChoice::Only(Backend::Userfaultfd);
-    options(pages).backend(only).dirty_tracking(DirtyTracking::WriteProtect).build().unwrap()
+    options(pages).backend(BackendChoice::Only(Backend::Userfaultfd)).build().unwrap()
 }
 
 /// Every backend and variant that works here. Those of userfaultfd work on all machines on which
