@@ -174,10 +174,11 @@ impl Core {
     }
 
     /// Turns on huge pages, for pages that stay resident and for the states, where the caller wants
-    /// them and the kernel has them. `threads` is how many background threads the pool may have.
-    pub(crate) fn with_huge_pages(mut self, wanted: HugePages, threads: u64) -> Core {
+    /// them and the kernel has them. `most` is how many frames the pool may have, and `threads` how
+    /// many background threads.
+    pub(crate) fn with_huge_pages(mut self, wanted: HugePages, most: u64, threads: u64) -> Core {
         let frames = self.budget.capacity();
-        let large = !cfg!(feature = "model") && frames >= HugeChunks::MIN_FRAMES;
+        let large = !cfg!(feature = "model") && most >= HugeChunks::MIN_FRAMES;
         if wanted == HugePages::Auto && large && vellum_vm::probe::huge_pages().is_ok() {
             if let States::Pages(states) = &self.states {
                 states.use_huge_pages(frames * PAGE_SIZE as u64 / StateArray::HUGE_SHARE);
@@ -217,7 +218,7 @@ impl Core {
         let sight = sight
             .filter(|_| page.frames > 0 && end.is_some_and(|end| end <= pages))
             .ok_or(PoolError::OutOfRange { page, pages })?;
-        let capacity = self.budget.capacity();
+        let capacity = self.budget.size();
         if u64::from(page.frames) > capacity || page.frames > PageRef::MAX_FRAMES {
             return Err(PoolError::PageTooLarge { page, capacity });
         }

@@ -463,6 +463,10 @@ impl Slots {
         let least = if self.huge.is_empty() { 0 } else { TRIMMED_MIN / self.frames };
         let wanted = few.max(least as usize);
         let mut victims = self.pop_small(wanted);
+        if victims.len() < few {
+            self.sort_free();
+            victims.append(&mut self.pop_small(wanted - victims.len()));
+        }
         while victims.len() < few && self.split_one() {
             victims.append(&mut self.pop_small(wanted - victims.len()));
         }
@@ -489,6 +493,19 @@ impl Slots {
         }
         self.memory.remove(taken, OF_SLOT);
         taken
+    }
+
+    /// Has each free slot in the list where it belongs. A thread that gives a slot back may have
+    /// looked just before the chunk was split.
+    fn sort_free(&self) {
+        if self.huge.is_empty() {
+            return;
+        }
+        for list in &self.free {
+            let split: Vec<u64> =
+                lock(&list.0).extract_if(.., |slot| !self.is_huge(*slot)).collect();
+            lock(&self.free_in_split.0).extend(split);
+        }
     }
 
     /// Takes up to `most` free slots in small pages.

@@ -163,6 +163,96 @@ fn a_page_may_be_longer_than_the_pool_becomes() {
     }
 }
 
+/// A thread waits for the frames of a page, and the pool becomes shorter than the page. The thread
+/// gets an error soon, though others go on.
+#[test]
+fn a_fix_under_way_ends_when_the_pool_becomes_too_small_for_it() {
+    for translation in translations() {
+        let pool = pool_by(translation, 100, 100);
+        let long = new_page(&pool, 40, 7);
+        let pages: Vec<PageRef> = (0..90).map(|value| new_page(&pool, 1, value)).collect();
+        let guards: Vec<_> =
+            pages[..70].iter().map(|page| pool.fix_shared(*page).unwrap()).collect();
+        let (ended, others) = (AtomicBool::new(false), &pages[70..]);
+        thread::scope(|scope| {
+            let fix = scope.spawn(|| {
+                let fixed = pool.fix_shared(long).map(drop);
+                ended.store(true, Ordering::Relaxed);
+                fixed
+            });
+            let waits = || pool.stats().frame_waits > 0;
+            common::eventually("the fix waits", || waits() || ended.load(Ordering::Relaxed));
+            let resize = scope.spawn(|| pool.resize(bytes(20)));
+            drop(guards);
+            let mut random = Random(3);
+            common::eventually("the fix ends", || {
+                (0..50).for_each(|_| drop(pool.fix_shared(random.pick(others)).unwrap()));
+                ended.load(Ordering::Relaxed)
+            });
+            match fix.join().unwrap() {
+                Ok(()) | Err(PoolError::PageTooLarge { capacity: 20, .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+            resize.join().unwrap().unwrap();
+        });
+        assert_all(&pool, &pages);
+    }
+}
+
+/// A shrink that waits, and fails in the end, does not keep others from the pages that are there.
+#[test]
+fn a_pool_has_its_size_while_a_shrink_may_fail() {
+    for translation in translations() {
+        let options = PoolOptions { patience: 200, ..resizable(translation, 100, 100) };
+        let pool = open(Arc::new(MemoryDevice::new()), options);
+        let long = new_page(&pool, 30, 7);
+        let pages: Vec<PageRef> = (0..50).map(|value| new_page(&pool, 1, value)).collect();
+        let held = pool.fix_shared(long).unwrap();
+        let guards: Vec<_> = pages.iter().map(|page| pool.fix_shared(*page).unwrap()).collect();
+        thread::scope(|scope| {
+            let resize = scope.spawn(|| pool.resize(bytes(20)));
+            while !resize.is_finished() {
+                assert_eq!(generation(&pool, long), Some(7));
+                assert_eq!(pool.capacity(), 100);
+            }
+            resize.join().unwrap().unwrap_err();
+        });
+        drop((guards, held));
+        pool.resize(bytes(20)).unwrap();
+        assert_eq!(pool.capacity(), 20);
+    }
+}
+
+#[test]
+fn the_maximum_is_at_most_what_the_process_may_use() {
+    for max in [1 << 47, u64::MAX] {
+        for translation in translations() {
+            let options = PoolOptions { max_bytes: Some(max), ..resizable(translation, 100, 100) };
+            let pool = open(Arc::new(MemoryDevice::new()), options);
+            pool.resize(bytes(200)).unwrap();
+            assert!(matches!(pool.resize(max), Err(PoolError::PoolTooLarge { .. })));
+        }
+    }
+}
+
+/// A pool that is small at first has huge pages when it has grown.
+#[test]
+fn a_pool_that_grows_gets_huge_pages() {
+    if vellum_vm::probe::huge_pages().is_err() || !translations().contains(&Translation::Table) {
+        return println!("skipped: no huge pages here");
+    }
+    const CHUNK: u64 = 512;
+    let pool = pool_by(Translation::Table, 100, 32 * CHUNK);
+    let count = 40 * CHUNK;
+    let pages: Vec<PageRef> = (0..count).map(|value| new_page(&pool, 1, value)).collect();
+    assert_eq!(pool.huge_page_stats().collapsed, 0);
+    assert!(pool.kernel_resident_pages().unwrap() <= 100);
+    pool.resize(bytes(32 * CHUNK)).unwrap();
+    assert_all(&pool, &pages);
+    // One chunk was taken apart while the pool was smaller.
+    assert_eq!(pool.huge_page_stats().collapsed, 31);
+}
+
 /// Slots go chunk by chunk: those that stay are in huge pages, and those that come back, too.
 #[test]
 fn a_pool_that_shrinks_keeps_its_huge_pages() {

@@ -212,8 +212,10 @@ fn a_table_needs_a_state_for_each_page() {
 /// memory go back to the kernel, and the pages are what they were.
 #[test]
 fn words_of_pages_that_left_are_given_back() {
-    for translation in [Translation::Mmu, Translation::Table] {
-        let pool = pool_by(translation, 2_000);
+    for (translation, frames) in
+        [(Translation::Mmu, 2_000), (Translation::Table, 2_000), (Translation::Table, 8_192)]
+    {
+        let pool = pool_by(translation, frames);
         const PAGES: u64 = 300_000;
         let pages: Vec<PageRef> = (0..PAGES).map(|value| new_page(&pool, 1, value)).collect();
         let in_use = pool.state_bytes().unwrap();

@@ -161,6 +161,12 @@ impl Reservation {
         }
     }
 
+    /// How many bytes at the beginning huge pages may fill, as
+    /// [`use_huge_pages`](Self::use_huge_pages) has asked for.
+    pub fn huge_bytes(&self) -> usize {
+        self.huge.load(Ordering::Relaxed)
+    }
+
     /// Returns the memory of some bytes, in whole pages, to the kernel. They are zero afterwards.
     ///
     /// # Errors

@@ -73,6 +73,8 @@ pub(crate) struct PageStore {
     home: Home,
     /// See [`structure_lock`](Self::structure_lock).
     structure_changes: Mutex<()>,
+    /// Held while the pool changes its size, and the bounds that follow it.
+    resizing: Mutex<()>,
 }
 
 /// The right to change pages of a store.
@@ -198,6 +200,7 @@ impl PageStore {
             pool,
             device,
             structure_changes: Mutex::default(),
+            resizing: Mutex::default(),
         }
     }
 
@@ -231,6 +234,7 @@ impl PageStore {
         if bytes < min {
             return Err(Error::PoolTooSmall { bytes, min });
         }
+        let _resizing = lock(&self.resizing);
         self.pool.resize(bytes)?;
         self.versions.set_bytes_max(versions_max(self.pool.capacity()));
         Ok(())

@@ -15,8 +15,10 @@ use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait_br
 #[repr(align(128))]
 #[derive(Debug)]
 pub(crate) struct FrameBudget {
-    /// A resize changes it; a budget that has shrunk may for a while have more frames in use.
+    /// While the pool shrinks, this is the size that it is to have, and more frames are in use.
     capacity: Statistic,
+    /// The size of the pool. While it shrinks, it is the old one.
+    size: Statistic,
     used: AtomicU64,
     /// The most that was ever in use.
     peak: Statistic,
@@ -39,6 +41,7 @@ impl FrameBudget {
     pub(crate) fn new(capacity: u64) -> FrameBudget {
         FrameBudget {
             capacity: Statistic::new(capacity),
+            size: Statistic::new(capacity),
             used: AtomicU64::new(0),
             peak: Statistic::new(0),
             awaited: AtomicBool::new(false),
@@ -48,17 +51,30 @@ impl FrameBudget {
         }
     }
 
+    /// How many frames there are. A pool that shrinks gives out no frame beyond its new size.
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Changes how many frames there are.
-    pub(crate) fn set_capacity(&self, frames: u64) {
+    /// The size of the pool, which it has as long as a shrink may fail.
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Changes the size.
+    pub(crate) fn set_size(&self, frames: u64) {
+        self.size.store(frames, Ordering::SeqCst);
         self.capacity.store(frames, Ordering::SeqCst);
         self.wake();
     }
 
-    /// How many frames more are in use than there are, after the budget has shrunk.
+    /// From now on gives out no frame beyond a smaller size, which the pool has when
+    /// [`excess`](Self::excess) is none.
+    pub(crate) fn begin_to_shrink(&self, frames: u64) {
+        self.capacity.store(frames, Ordering::SeqCst);
+    }
+
+    /// How many frames more are in use than there are, while the pool shrinks.
     pub(crate) fn excess(&self) -> u64 {
         self.used().saturating_sub(self.capacity())
     }

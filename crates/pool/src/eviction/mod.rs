@@ -86,6 +86,8 @@ impl Eviction {
         self.writer.note_capacity(capacity);
         let low = (capacity / 64).max(self.writer.batch() as u64).min(capacity / 8).max(1);
         self.low.store(low, Ordering::Relaxed);
+        // Requests were for another size.
+        lock(&self.background.state).wanted = 0;
     }
 
     fn low(&self) -> u64 {
@@ -123,6 +125,11 @@ impl Eviction {
     ) -> Result<ReservedPage<'_>, PoolError> {
         let (mut rounds, mut may_break) = (0, false);
         while rounds < self.patience {
+            // The pool may have shrunk since the caller looked.
+            let capacity = self.core.budget.size();
+            if u64::from(page.frames) > capacity {
+                return Err(PoolError::PageTooLarge { page, capacity });
+            }
             let progress = self.progress();
             let evicted = match why {
                 Unreserved::NoFrames => {
@@ -161,7 +168,7 @@ impl Eviction {
                 return Ok(());
             }
             let progress = self.progress();
-            let evicted = self.evict_batch(excess.max(self.writer.batch() as u64));
+            let evicted = self.evict_batch(excess);
             rounds += 1;
             if evicted.frames == 0 {
                 self.core.budget.wait_briefly();
@@ -354,7 +361,12 @@ impl Eviction {
     }
 
     fn evict_until_free(&self, wanted: u64) {
-        while self.core.budget.available() < wanted && !lock(&self.background.state).ended {
+        let size = self.core.budget.size();
+        // Until the size of the pool changes.
+        while self.core.budget.available() < wanted
+            && self.core.budget.size() == size
+            && !lock(&self.background.state).ended
+        {
             let missing = wanted - self.core.budget.available().min(wanted);
             if self.evict_batch(missing.max(self.writer.batch() as u64)).frames == 0 {
                 // No page can leave now. Threads that wait for frames retry.
@@ -486,6 +498,19 @@ mod tests {
             drop(others);
             assert!(waiting.join().unwrap().is_ok());
         });
+    }
+
+    #[test]
+    fn a_request_for_frames_ends_when_the_size_changes() {
+        let size = PoolSize::Bytes(1_000 * 4096);
+        let options = PoolOptions { size, evictors: 0, ..PoolOptions::default() };
+        let device = Arc::new(MemoryDevice::new());
+        let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
+        pool.eviction.wake_background(500);
+        pool.resize(100 * 4096).unwrap();
+        assert_eq!(lock(&pool.eviction.background.state).wanted, 0);
+        assert_eq!(pool.eviction.low(), 6);
+        assert_eq!(pool.eviction.writer.batch(), 6);
     }
 
     #[test]

@@ -116,6 +116,12 @@ impl Word {
     /// Of a page that is not allocated and has no word of its own.
     pub(crate) const FREE: Word = Word(FREE << STATE_SHIFT);
 
+    /// The one of two words whose version has gone further from that of `first`.
+    pub(crate) fn later(self, other: Word, first: Word) -> Word {
+        let age = |word: Word| word.0.wrapping_sub(first.0) & VERSION;
+        if age(other) > age(self) { other } else { self }
+    }
+
     /// With this version.
     pub(crate) const fn of_version(version: u64) -> Word {
         Word(version)
@@ -574,6 +580,16 @@ mod tests {
         assert!(page.try_announce_waiter(page.load()));
         assert!(page.unlock(Leave::Unlocked, false, SlotMask::NONE));
         assert!(!page.load().has_waiters());
+    }
+
+    #[test]
+    fn the_newest_version_is_found_though_versions_wrap() {
+        let (first, last) = (Word::of_version(VERSION - 3), Word::of_version(VERSION));
+        let wrapped = last.next_version(SlotMask::NONE);
+        assert_eq!(wrapped.version(), 0);
+        assert_eq!(first.later(last, first), last);
+        assert_eq!(last.later(wrapped, first), wrapped);
+        assert_eq!(wrapped.later(last, first), wrapped);
     }
 
     #[test]

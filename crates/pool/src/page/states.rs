@@ -303,14 +303,15 @@ impl StateArray {
     pub(crate) fn give_back(&self, group: u64, mask: SlotMask, parking: &ParkingLot) -> bool {
         let pages = group * GROUP..(group + 1) * GROUP;
         // Words of pages beyond the file's end could not be locked. A part of a huge page stays.
-        if pages.end > self.pages() || pages.start * 8 < self.huge.load(Ordering::Relaxed) {
+        if pages.end > self.pages() || pages.start * 8 < self.huge_bytes() {
             return false;
         }
         let word = |page| self.get(PageId(page)).expect("the file has the page");
         if !pages.clone().all(|page| word(page).load().state() == State::Evicted) {
             return false;
         }
-        let (mut end, mut newest) = (pages.start, 0);
+        let first = Word::of_version(self.first_version(group).load(Ordering::Acquire));
+        let (mut end, mut newest) = (pages.start, first);
         for page in pages.clone() {
             let (state, seen) = (word(page), word(page).load());
             if seen.state() != State::Evicted || !state.try_lock(seen) {
@@ -319,12 +320,12 @@ impl StateArray {
             if seen.is_untouched() {
                 self.begin(PageId(page), state);
             }
-            newest = newest.max(state.load().version());
+            newest = newest.later(state.load(), first);
             end += 1;
         }
         let all = end == pages.end;
         if all {
-            let next = Word::of_version(newest).next_version(mask).version();
+            let next = newest.next_version(mask).version();
             self.first_version(group).store(next, Ordering::Release);
             // Before the memory goes: from then on threads begin with words, and set it.
             self.used.clear(group);
@@ -360,6 +361,14 @@ impl StateArray {
             true
         };
         is_taken
+    }
+
+    /// How many bytes of the array are in huge pages, or will be.
+    fn huge_bytes(&self) -> u64 {
+        #[cfg(not(feature = "model"))]
+        return self.words.huge_bytes() as u64;
+        #[cfg(feature = "model")]
+        0
     }
 
     fn first_version(&self, group: u64) -> &AtomicU64 {

@@ -54,7 +54,7 @@ impl Pool {
     ) -> Result<Option<ExclusiveGuard<'_>>, PoolError> {
         self.check_writable()?;
         self.free_deferred();
-        let capacity = self.core.budget.capacity();
+        let capacity = self.core.budget.size();
         if frames == 0 || u64::from(frames) > capacity || frames > PageRef::MAX_FRAMES {
             return Err(PoolError::PageTooLarge { page: PageRef::new(0, frames), capacity });
         }

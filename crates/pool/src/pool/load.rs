@@ -295,9 +295,9 @@ impl Pool {
 
     /// Evicts until `frames` frames are free, or half of the pool, or a batch evicts nothing.
     fn evict_for(&self, frames: u64) {
-        let wanted = frames.min(self.capacity() / 2);
-        while self.core.budget.available() < wanted {
-            let missing = wanted - self.core.budget.available().min(wanted);
+        let wanted = || frames.min(self.core.budget.capacity() / 2);
+        while self.core.budget.available() < wanted() {
+            let missing = wanted().saturating_sub(self.core.budget.available()).max(1);
             let evicted = self.eviction.evict_batch(missing);
             self.core.counters.add(Event::EvictInline, evicted.pages);
             if evicted.frames == 0 {

@@ -13,9 +13,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use vellum_vm::{
-    BackendChoice, BackendKind, PAGE_SIZE, PageRange, Residency, Surface, SurfaceError,
-};
+use vellum_vm::{BackendChoice, BackendKind, PageRange, Residency, Surface, SurfaceError};
 
 use crate::core::{Core, Wanted};
 use crate::device::{Device, DeviceInfo};
@@ -80,8 +78,7 @@ impl Pool {
         if frames < PoolOptions::MIN_FRAMES {
             return Err(PoolError::PoolTooSmall { frames, min: PoolOptions::MIN_FRAMES });
         }
-        let max_frames =
-            options.max_bytes.map_or(frames, |bytes| frames.max(bytes / PAGE_SIZE as u64));
+        let max_frames = options.max_frames(frames);
         let file_pages = device.pages().map_err(PoolError::Resize)?;
         let pages = file_pages.max(space.end()).max(1);
         let policy = options.policy.unwrap_or_else(|| options.replacement.policy(max_frames));
@@ -99,7 +96,7 @@ impl Pool {
             _ => Surface::reserve_with_frames(pages, with_batch, options.backend)?,
         };
         let use_slots = use_slots.filter(|_| surface.backend() != BackendKind::Exmap);
-        let huge = options.huge_pages == HugePages::Auto && frames >= HugeChunks::MIN_FRAMES;
+        let huge = options.huge_pages == HugePages::Auto && max_frames >= HugeChunks::MIN_FRAMES;
         let sizes = (frames, max_frames);
         let new_slots = |when| Slots::new(options.slot_frames, sizes, when, huge, &*device);
         let slots = match use_slots.map(new_slots).transpose() {
@@ -113,7 +110,7 @@ impl Pool {
         let dirty = DirtyPages::new(pages)?;
         let core = Core::new(surface, states, dirty, frames, policy, format)
             .with_slots(slots)
-            .with_huge_pages(options.huge_pages, options.evictors);
+            .with_huge_pages(options.huge_pages, max_frames, options.evictors);
         core.note_file_pages(pages);
         let core = Arc::new(core);
         let eviction = Arc::new(Eviction::new(
@@ -265,7 +262,7 @@ impl Pool {
 
     /// The pool's size in frames of 4 KiB.
     pub fn capacity(&self) -> u64 {
-        self.core.budget.capacity()
+        self.core.budget.size()
     }
 
     /// The backend that populates and releases pages.

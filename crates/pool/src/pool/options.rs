@@ -165,8 +165,11 @@ pub struct PoolOptions {
     /// for one batch of writes per evicting thread.
     pub size: PoolSize,
     /// The largest size, in bytes, that [`Pool::resize`](crate::Pool::resize) may give the pool;
-    /// `size` by default. A larger maximum takes address space, and bits of the version in each
-    /// state word. It does not count as memory of the pool. S3-FIFO divides the largest size.
+    /// `size` by default, and no more than the process may use. A larger maximum takes address
+    /// space, and bits of the version in each state word. It does not count as memory of the pool.
+    /// The policies have room for the largest size: Clock's hand passes `max_bytes / size` places
+    /// for each page, so a pool that is much smaller than its maximum misses more slowly. S3-FIFO
+    /// divides the largest size.
     pub max_bytes: Option<u64>,
     /// How the pool populates and releases pages. On exmap the pool takes all its frames, and one
     /// batch more, from the machine at once, and they stay locked. [`BackendChoice::Auto`] chooses
@@ -204,6 +207,13 @@ pub struct PoolOptions {
 impl PoolOptions {
     /// The smallest pool, in frames: a split of a tree's node holds five pages.
     pub const MIN_FRAMES: u64 = 8;
+
+    /// The most frames that a pool of `frames` frames may have: no more than the process may use.
+    pub(crate) fn max_frames(&self, frames: u64) -> u64 {
+        let usable = memory_limit::effective().map_or(u64::MAX, |limit| limit.bytes);
+        let bytes = self.max_bytes.unwrap_or(0).min(usable);
+        frames.max(bytes / PAGE_SIZE as u64)
+    }
 }
 
 impl Default for PoolOptions {

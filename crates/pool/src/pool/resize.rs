@@ -52,9 +52,12 @@ impl Pool {
         match resized {
             Ok(()) => *counted = CountedBytes::of_frames(frames),
             Err(_) => {
-                self.set_capacity(before);
+                self.set_size(before);
                 // It has as many as it could get, or as few as its pages need.
-                self.core.surface.resize_frames(self.frames_with_batch(before))?;
+                let again = self.core.surface.resize_frames(self.frames_with_batch(before));
+                if let Err(error) = again {
+                    tracing::warn!("the pool has fewer frames than its size says: {error}");
+                }
             }
         }
         resized
@@ -62,31 +65,34 @@ impl Pool {
 
     fn enlarge(&self, frames: u64) -> Result<(), PoolError> {
         self.core.surface.resize_frames(self.frames_with_batch(frames))?;
-        self.set_capacity(frames);
+        self.set_size(frames);
         Ok(())
     }
 
     fn shrink(&self, frames: u64) -> Result<(), PoolError> {
-        self.core.budget.set_capacity(frames);
-        self.eviction.note_capacity();
+        self.core.budget.begin_to_shrink(frames);
         self.eviction.evict_excess()?;
         if let Some(slots) = &self.core.slots {
             // Before pages on the surface ask for the memory, which would split more huge pages.
             self.core.vacate_chunks(slots, frames);
-            self.set_capacity(frames);
+            slots.set_capacity(frames);
             self.core.trim_slots(slots, frames)?;
         }
-        Ok(self.core.surface.resize_frames(self.frames_with_batch(frames))?)
+        self.core.surface.resize_frames(self.frames_with_batch(frames))?;
+        self.set_size(frames);
+        Ok(())
     }
 
     /// Has the budget, the slots and the evictor know the size.
-    fn set_capacity(&self, frames: u64) {
+    fn set_size(&self, frames: u64) {
         // First, so that a thread that takes frames out of the budget finds slots.
         if let Some(slots) = &self.core.slots {
             slots.set_capacity(frames);
         }
-        self.core.budget.set_capacity(frames);
+        self.core.budget.set_size(frames);
         self.eviction.note_capacity();
+        // The length of the file does not change meanwhile.
+        let _growing = lock(&self.growing);
         self.core.note_file_pages(self.file_pages());
     }
 }

@@ -73,7 +73,7 @@ impl Pool {
         let missed = total(Event::OptimisticMiss);
         let reported_hits = total(Event::Optimistic).saturating_sub(missed);
         PoolStats {
-            capacity_frames: core.budget.capacity(),
+            capacity_frames: core.budget.size(),
             resident_frames: core.budget.used(),
             resident_frames_peak: core.budget.peak(),
             hits: total(Event::Hit) + reported_hits,
