@@ -824,6 +824,22 @@ mod tests {
         assert_eq!(resident(&slots), capacity);
     }
 
+    /// As if the chunk had been split while a thread gave one of its slots back.
+    #[test]
+    fn a_free_slot_in_the_wrong_list_gives_up_its_memory() {
+        let slots = slots(1, 2 * HUGE_PAGES, UseSlots::Always, true).unwrap();
+        if slots.huge.is_empty() {
+            return println!("skipped: no huge pages here");
+        }
+        let taken: Vec<u64> = (0..2 * HUGE_PAGES).map(|_| take_and_fill(&slots)).collect();
+        let late = taken[0];
+        taken[1..100].iter().for_each(|slot| slots.give_back(*slot));
+        assert!(slots.lend(99) && !slots.is_huge(late));
+        assert!(!slots.lend(1), "nothing is free");
+        lock(&slots.free[0].0).push(late);
+        assert!(slots.lend(1));
+    }
+
     #[test]
     fn a_chunk_that_finds_no_room_for_a_huge_page_is_filled_slot_by_slot() {
         let slots = slots(1, 2 * HUGE_PAGES, UseSlots::Always, true).unwrap();
