@@ -335,10 +335,16 @@ impl Store {
     }
 
     /// Changes the size of the store's pool, in bytes, while threads use the store. Returns when
-    /// the pool's pages take no more memory than that, and the kernel has the rest.
+    /// the pages fit into that memory, and the rest is back with the kernel. The size holds until
+    /// the next call or until the store closes; the file does not record it.
     ///
-    /// A smaller pool bounds more than memory: the length of values that are read as a whole
-    /// ([`limits`](Self::limits)), and what a transaction may change.
+    /// A pool that shrinks evicts pages, and writes those that have changed. Reads and changes of
+    /// other threads that need memory wait until enough pages have left. The caller must not hold
+    /// values, iterators or readers that need more memory than the smaller pool has. A smaller pool
+    /// bounds more than memory: the length of values that are read as a whole
+    /// ([`limits`](Self::limits)), and what a transaction may change, also one that is under way.
+    ///
+    /// A pool never grows beyond [`Options::max_pool_bytes`], or its first size without that.
     ///
     /// # Examples
     /// ```
@@ -356,10 +362,11 @@ impl Store {
     ///
     /// # Errors
     /// [`PoolTooSmall`](Error::PoolTooSmall) for fewer than eight tree pages;
-    /// [`Pool`](Error::Pool) beyond [`Options::max_pool_bytes`] or the memory of the process;
+    /// [`Pool`](Error::Pool) beyond the maximum or the memory of the process;
     /// [`PoolExhausted`](Error::PoolExhausted) if values that are being read hold more memory than
-    /// the pool is to have, or changed pages cannot be written. The pool then has the size that it
-    /// had.
+    /// the pool is to have, or changed pages cannot be written; [`Pool`](Error::Pool) if the kernel
+    /// does not take memory back, because the process has locked it for example. After an error
+    /// the pool keeps its old size.
     pub fn resize_pool(&self, bytes: u64) -> Result<()> {
         self.core.pages.resize_pool(bytes)
     }

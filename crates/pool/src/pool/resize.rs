@@ -21,22 +21,25 @@ use crate::sync::lock;
 /// pages that are held stay.
 const MOVE_ROUNDS: u32 = 100;
 
-/// After so many rounds in which the kernel has taken no memory from free slots, it does not.
+/// After so many rounds without success, the pool concludes that the kernel does not take the memory
+/// of free slots.
 const TRIM_ROUNDS: u32 = 100;
 
 impl Pool {
-    /// Changes the size of the pool, in bytes, while other threads use it. Returns when the pool
-    /// has that size: its pages are in so much memory at most, and the kernel has the rest.
+    /// Changes the size of the pool, in bytes, while other threads use it. Returns when the pages
+    /// fit into that memory, and the rest is back with the kernel.
     ///
-    /// A pool that shrinks evicts pages. It waits for guards, and for pages that cannot be written
-    /// at this moment, as a fix in a full pool does.
+    /// A pool that shrinks evicts pages, and writes those that have changed. It waits for guards,
+    /// and for pages that cannot be written at this moment, as a fix in a full pool does: the caller
+    /// must not hold more guards than the smaller pool has room for. Misses of other threads wait
+    /// until enough pages have left. Resizes take turns.
     ///
     /// # Errors
     /// [`PoolTooSmall`](PoolError::PoolTooSmall) below [`PoolOptions::MIN_FRAMES`],
     /// [`PoolTooLarge`](PoolError::PoolTooLarge) beyond the memory of the process, and
     /// [`BeyondMaximum`](PoolError::BeyondMaximum) beyond [`PoolOptions::max_bytes`];
     /// [`CannotShrink`](PoolError::CannotShrink) and [`MemoryKept`](PoolError::MemoryKept). On
-    /// exmap also the module's errors. The pool then has the size that it had.
+    /// exmap also the module's errors. After an error the pool keeps its old size.
     pub fn resize(&self, bytes: u64) -> Result<(), PoolError> {
         let frames = PoolSize::Bytes(bytes).frames()?;
         if frames < PoolOptions::MIN_FRAMES {
@@ -83,7 +86,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Has the budget, the slots and the evictor know the size.
+    /// Tells the budget, the slots and the evictor the size.
     fn set_size(&self, frames: u64) {
         // First, so that a thread that takes frames out of the budget finds slots.
         if let Some(slots) = &self.core.slots {
