@@ -21,8 +21,8 @@ use crate::sync::lock;
 /// pages that are held stay.
 const MOVE_ROUNDS: u32 = 100;
 
-/// After so many rounds without success, the pool concludes that the kernel does not take the memory
-/// of free slots.
+/// After so many rounds without success, the pool concludes that the kernel does not take the
+/// memory of free slots.
 const TRIM_ROUNDS: u32 = 100;
 
 impl Pool {
@@ -30,9 +30,9 @@ impl Pool {
     /// fit into that memory, and the rest is back with the kernel.
     ///
     /// A pool that shrinks evicts pages, and writes those that have changed. It waits for guards,
-    /// and for pages that cannot be written at this moment, as a fix in a full pool does: the caller
-    /// must not hold more guards than the smaller pool has room for. Misses of other threads wait
-    /// until enough pages have left. Resizes take turns.
+    /// and for pages that cannot be written at this moment, as a fix in a full pool does: the
+    /// caller must not hold more guards than the smaller pool has room for. Misses of other threads
+    /// wait until enough pages have left. Resizes take turns.
     ///
     /// # Errors
     /// [`PoolTooSmall`](PoolError::PoolTooSmall) below [`PoolOptions::MIN_FRAMES`],
