@@ -11,11 +11,11 @@ use std::ops::Range;
 use rustix::fs::fdatasync;
 use rustix::io::Errno;
 use rustix::mm::Advice as Madvise;
-use rustix::process::{Pid, getpid};
 use vellum_aquila_core::Advice;
 
 use crate::PAGE_SIZE;
 use crate::error::{Error, Result};
+use crate::generation::{self, Generation};
 use crate::sys::{self, Mapped};
 
 /// A mapping of the file itself.
@@ -24,7 +24,7 @@ pub(crate) struct KernelMapping {
     mapped: Mapped,
     file: File,
     /// The process that has it: a forked child has not.
-    process: Pid,
+    generation: Generation,
 }
 
 impl KernelMapping {
@@ -36,7 +36,7 @@ impl KernelMapping {
         let mapped = Mapped::new(file, offset, bytes, writable).map_err(failed)?;
         // As with the other backend, so that a program behaves the same on both.
         mapped.is_not_inherited().map_err(failed)?;
-        Ok(Self { mapped, file: own, process: getpid() })
+        Ok(Self { mapped, file: own, generation: generation::begin().map_err(failed)? })
     }
 
     pub(crate) fn mapped(&self) -> &Mapped {
@@ -47,8 +47,15 @@ impl KernelMapping {
         self.mapped.start()
     }
 
-    pub(crate) fn file(&self) -> &File {
-        &self.file
+    /// The file, unless the process is a forked child.
+    pub(crate) fn file(&self) -> Result<&File> {
+        self.check().map(|()| &self.file)
+    }
+
+    /// A forked child may have other memory at the addresses.
+    fn check(&self) -> Result<()> {
+        let is_own = generation::current() == self.generation;
+        if is_own { Ok(()) } else { Err(Error::Forked) }
     }
 
     /// Gives the kernel advice for whole pages.
@@ -58,6 +65,7 @@ impl KernelMapping {
     }
 
     pub(crate) fn advise(&self, advice: Advice) -> Result<()> {
+        self.check()?;
         let advice = match advice {
             Advice::Normal => Madvise::Normal,
             Advice::Random => Madvise::Random,
@@ -69,6 +77,7 @@ impl KernelMapping {
 
     /// Reads and maps pages. Returns how many.
     pub(crate) fn populate(&self, pages: Range<usize>) -> Result<u64> {
+        self.check()?;
         let result = match self.madvise(&pages, Madvise::LinuxPopulateRead) {
             // Linux before 5.14.
             Err(Errno::INVAL) => self.madvise(&pages, Madvise::WillNeed),
@@ -90,12 +99,14 @@ impl KernelMapping {
 
     pub(crate) fn write_back(&self, pages: Range<usize>, durable: bool) -> Result<()> {
         let failed = |errno| Error::of("syncing a file", errno);
+        self.check()?;
         sys::sync(self.start() + pages.start, pages.len()).map_err(failed)?;
         if durable { fdatasync(&self.file).map_err(failed) } else { Ok(()) }
     }
 
     /// Locks pages in memory, or ends that.
     pub(crate) fn lock(&self, pages: &Range<usize>, locked: bool) -> Result<()> {
+        self.check()?;
         sys::lock(self.start() + pages.start, pages.len(), locked)
             .map_err(|errno| Error::of("pinning pages", errno))
     }
@@ -103,7 +114,7 @@ impl KernelMapping {
 
 impl Drop for KernelMapping {
     fn drop(&mut self) {
-        if getpid() != self.process {
+        if self.check().is_err() {
             self.mapped.forget();
         }
     }

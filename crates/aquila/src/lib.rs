@@ -58,6 +58,7 @@
 mod cache;
 mod doctor;
 mod error;
+mod generation;
 mod host;
 mod kernel;
 mod mapping;

@@ -192,6 +192,7 @@ impl Mapping {
     pub fn advise(&self, advice: Advice) -> Result<()> {
         match &self.backend {
             Backend::Own(own) => {
+                let _blocked = own.shared.enter()?;
                 own.place.set_advice(number_of_advice(advice));
                 Ok(())
             }
@@ -296,7 +297,7 @@ impl Mapping {
         let doing = "reading a mapped file";
         match &self.backend {
             Backend::Own(own) => own.shared.read_at(own.number, bytes, offset),
-            Backend::Kernel(kernel) => match read_fully(kernel.file().as_fd(), bytes, offset) {
+            Backend::Kernel(kernel) => match read_fully(kernel.file()?.as_fd(), bytes, offset) {
                 Ok(read) if read == bytes.len() => Ok(()),
                 Ok(_) => Err(Error::BeyondEnd { doing }),
                 Err(errno) => Err(Error::of(doing, errno)),
@@ -318,11 +319,11 @@ impl Mapping {
         match &self.backend {
             Backend::Own(own) => own.shared.write_at(own.number, bytes, offset),
             Backend::Kernel(kernel) => {
-                let length = length_of(kernel.file())?;
+                let length = length_of(kernel.file()?)?;
                 if offset + bytes.len() as u64 > length {
                     return Err(Error::BeyondEnd { doing });
                 }
-                write_fully(kernel.file().as_fd(), bytes, offset)
+                write_fully(kernel.file()?.as_fd(), bytes, offset)
                     .map_err(|errno| Error::of(doing, errno))
             }
         }

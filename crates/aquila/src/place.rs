@@ -5,18 +5,26 @@
 //! lock: each place counts the threads that use it, and a mapping is unmapped only when the count
 //! is zero and the place is closed. So no thread changes page tables at addresses that are no
 //! longer the mapping's.
+//!
+//! A forked child has a copy of the table, and none of the mappings. So each place has the
+//! generation of the process that entered it, in the same word as the count: places of another
+//! generation are as good as free.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::PAGE_SIZE;
+use crate::generation::{self, Generation};
 
 /// Mappings that a process can have at one time.
 pub(crate) const MOST: usize = 4096;
 
 /// The place is in the table.
-const OPEN: u32 = 1 << 31;
+const OPEN: u64 = 1 << 63;
 /// A thread fills the place in.
-const TAKEN: u32 = 1 << 30;
+const TAKEN: u64 = 1 << 62;
+/// Where the generation is. Below it are the threads that use the place.
+const GENERATION: u32 = 30;
+const USERS: u64 = (1 << GENERATION) - 1;
 
 static TABLE: [Place; MOST] = [const { Place::new() }; MOST];
 
@@ -26,8 +34,8 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 /// Where a part of a file is mapped.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// The flags above, and the threads that use the place.
-    users: AtomicU32,
+    /// The flags above, the generation, and the threads that use the place.
+    users: AtomicU64,
     start: AtomicUsize,
     pages: AtomicU64,
     /// The number of the first page in its file.
@@ -57,7 +65,7 @@ pub(crate) struct Mapped {
 impl Place {
     const fn new() -> Self {
         Self {
-            users: AtomicU32::new(0),
+            users: AtomicU64::new(0),
             start: AtomicUsize::new(0),
             pages: AtomicU64::new(0),
             first: AtomicU64::new(0),
@@ -90,10 +98,10 @@ impl Place {
         self.advice.store(advice, Ordering::Relaxed);
     }
 
-    /// Uses the place, if it is open.
+    /// Uses the place, if it is open, and this process entered it.
     fn try_use(&'static self) -> Option<Use> {
         let mut users = self.users.load(Ordering::Relaxed);
-        while users & OPEN != 0 {
+        while users & OPEN != 0 && is_of(users, generation::current()) {
             let (order, failed) = (Ordering::Acquire, Ordering::Relaxed);
             match self.users.compare_exchange_weak(users, users + 1, order, failed) {
                 Ok(_) => return Some(Use(self)),
@@ -107,7 +115,7 @@ impl Place {
     /// caller's alone. [`Place::forget`] ends the call.
     pub(crate) fn close(&self) {
         self.users.fetch_xor(OPEN | TAKEN, Ordering::AcqRel);
-        while self.users.load(Ordering::Acquire) != TAKEN {
+        while self.users.load(Ordering::Acquire) & USERS != 0 {
             rustix::thread::sched_yield();
         }
     }
@@ -148,10 +156,20 @@ impl Drop for Use {
     }
 }
 
+/// Whether a place's word has a generation.
+fn is_of(users: u64, generation: Generation) -> bool {
+    (users & !(OPEN | TAKEN)) >> GENERATION == u64::from(generation)
+}
+
 /// Enters a mapping in the table. `None` if the table is full.
 pub(crate) fn enter(mapped: &Mapped) -> Option<&'static Place> {
+    let generation = generation::current();
+    let tagged = u64::from(generation) << GENERATION;
     let is_taken = |place: &&Place| {
-        place.users.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        let users = place.users.load(Ordering::Relaxed);
+        let is_free = users == 0 || !is_of(users, generation);
+        let (order, failed) = (Ordering::Acquire, Ordering::Relaxed);
+        is_free && place.users.compare_exchange(users, TAKEN | tagged, order, failed).is_ok()
     };
     let (number, place) = TABLE.iter().enumerate().find(|(_, place)| is_taken(place))?;
     place.start.store(mapped.start, Ordering::Relaxed);
@@ -163,7 +181,7 @@ pub(crate) fn enter(mapped: &Mapped) -> Option<&'static Place> {
     place.writable.store(mapped.writable.into(), Ordering::Relaxed);
     place.advice.store(0, Ordering::Relaxed);
     USED.fetch_max(number + 1, Ordering::AcqRel);
-    place.users.store(OPEN, Ordering::Release);
+    place.users.store(OPEN | tagged, Ordering::Release);
     Some(place)
 }
 
@@ -201,6 +219,7 @@ mod tests {
     fn a_place_is_found_by_its_addresses_while_it_is_open() {
         // Addresses and a cache that no other test has.
         let (start, cache) = (0x1000, u64::MAX);
+        generation::begin().unwrap();
         let place = enter(&mapped(start, cache)).unwrap();
         for (address, page) in [(0xfff, None), (0x1000, Some(5)), (0x2fff, Some(6)), (0x3000, None)]
         {
@@ -219,6 +238,7 @@ mod tests {
     #[test]
     fn closing_waits_for_the_threads_that_use_a_place() {
         let start = 0x10_0000;
+        generation::begin().unwrap();
         let place = enter(&mapped(start, u64::MAX - 1)).unwrap();
         let (used, _) = at(start).unwrap();
         let is_closed = AtomicU32::new(0);

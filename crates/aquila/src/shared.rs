@@ -15,7 +15,6 @@ use rustix::fs::{
     FileType, MemfdFlags, Mode, OFlags, fcntl_getfl, fdatasync, fstat, ftruncate, memfd_create,
 };
 use rustix::io::Errno;
-use rustix::process::{Pid, getpid};
 use self_cell::self_cell;
 use vellum_aquila_core::{
     Access, Advice, AtomicU64, Cache as CoreCache, Clock, Counters, Error as CoreError, Evictor,
@@ -23,6 +22,7 @@ use vellum_aquila_core::{
 };
 
 use crate::error::{Error, Result};
+use crate::generation::{self, Generation};
 use crate::host::{Failure, Host, MOST_FILES, read_fully, write_fully};
 use crate::place::Place;
 use crate::sys::BlockedSignals;
@@ -123,7 +123,7 @@ pub(crate) struct Shared {
     number: u64,
     files: Mutex<HashMap<Inode, Opened>>,
     /// The process that made it: a forked child has no part in it.
-    process: Pid,
+    generation: Generation,
 }
 
 impl std::fmt::Debug for Shared {
@@ -142,6 +142,7 @@ impl Shared {
     ) -> Result<Arc<Self>> {
         static NEXT: StdAtomicU64 = StdAtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let generation = generation::begin().map_err(|errno| Error::of("making a cache", errno))?;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let bytes = u64::from(capacity) * PAGE_SIZE as u64;
         let layout = Layout::new(capacity, processors, 1).ok_or(Error::BadSize { bytes })?;
@@ -167,7 +168,7 @@ impl Shared {
             };
             CoreCache::new(layout, &memory.words, &memory.counters, policy, host, size)
         });
-        Ok(Arc::new(Self { cell, number, files: Mutex::default(), process: getpid() }))
+        Ok(Arc::new(Self { cell, number, files: Mutex::default(), generation }))
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -188,11 +189,11 @@ impl Shared {
     }
 
     pub(crate) fn is_forked(&self) -> bool {
-        getpid() != self.process
+        generation::current() != self.generation
     }
 
     /// Blocks signals while a thread is in the core, unless the process is a forked child.
-    fn enter(&self) -> Result<BlockedSignals> {
+    pub(crate) fn enter(&self) -> Result<BlockedSignals> {
         if self.is_forked() {
             return Err(Error::Forked);
         }
@@ -373,6 +374,7 @@ impl Shared {
     /// Reads pages and maps them at a place: as many as the cache has frames. Returns how many.
     pub(crate) fn populate(&self, place: &Place, pages: RangeInclusive<u64>) -> Result<u64> {
         let doing = "prefetching pages";
+        drop(self.enter()?);
         let number = place.mapped().file;
         let file = &self.host().files[number as usize];
         let length = file.look().map_err(|errno| Error::of(doing, errno))?;

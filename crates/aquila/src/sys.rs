@@ -3,10 +3,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr;
+use std::sync::atomic::AtomicU64;
 
 use rustix::io::{Errno, Result};
 use rustix::ioctl::{self, Opcode, Updater, opcode};
 use rustix::mm::{self, Advice, MapFlags, MsyncFlags, ProtFlags};
+
+use crate::PAGE_SIZE;
 
 /// The group of userfaultfd's commands.
 const GROUP: u8 = 0xaa;
@@ -240,6 +243,29 @@ pub(crate) fn lock(start: usize, bytes: usize, locked: bool) -> Result<()> {
             false => mm::munlock(start, bytes),
         }
     }
+}
+
+/// A word in memory of its own, which is zero in a child that this process forks.
+pub(crate) fn word_wiped_on_fork() -> Result<*mut AtomicU64> {
+    let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: without an address the kernel takes addresses that no mapping uses; the advice is for
+    // this mapping.
+    unsafe {
+        let word = mm::mmap_anonymous(ptr::null_mut(), PAGE_SIZE, rights, flags)?;
+        match mm::madvise(word, PAGE_SIZE, Advice::LinuxWipeOnFork) {
+            Ok(()) => Ok(word.cast()),
+            Err(errno) => {
+                let _ = mm::munmap(word, PAGE_SIZE);
+                Err(errno)
+            }
+        }
+    }
+}
+
+/// The word at an address of [`word_wiped_on_fork`], or none at null.
+pub(crate) fn shared_word(word: *mut AtomicU64) -> Option<&'static AtomicU64> {
+    // SAFETY: the mapping is never unmapped, and holds a word that is aligned.
+    unsafe { word.as_ref() }
 }
 
 /// Signals of this thread, blocked until this is dropped.

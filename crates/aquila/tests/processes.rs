@@ -4,12 +4,13 @@
 mod common;
 
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use common::{Fixture, address, cache, load, pattern, store, word_in};
-use vellum_aquila::{Access, Error, Mapping, PAGE_SIZE};
+use vellum_aquila::{Access, Backend, BackendChoice, Error, Mapping, PAGE_SIZE};
 use vellum_testing::own_process;
 
 fn text(output: &Output) -> String {
@@ -95,7 +96,6 @@ fn a_fault_of_another_mapping_goes_to_its_handler() {
         let file = fixture.open();
         // SAFETY: the call takes new addresses.
         let base = unsafe {
-            use std::os::fd::AsRawFd as _;
             let rights = libc::PROT_READ;
             libc::mmap(
                 std::ptr::null_mut(),
@@ -158,6 +158,124 @@ fn a_store_to_a_read_only_mapping_is_sigsegv() {
     store(&mapping, 1, 0, 1);
 }
 
+/// Forks, and has the child work. Returns how it ended.
+fn in_child(work: &dyn Fn()) -> i32 {
+    // SAFETY: this process has one other thread, which holds no lock now; the child ends without
+    // running what the parent will run, and soon: an alarm ends one that hangs.
+    unsafe {
+        match libc::fork() {
+            0 => {
+                libc::alarm(20);
+                work();
+                libc::_exit(0);
+            }
+            child => {
+                let mut status = 0;
+                libc::waitpid(child, &raw mut status, 0);
+                status
+            }
+        }
+    }
+}
+
+/// A cache in which every page is dirty and none is mapped, so that a fault of any other page
+/// evicts some of them.
+fn full_of_stores(fixture: &Fixture) -> (std::fs::File, Mapping) {
+    let file = fixture.file(16);
+    file.set_len(256 << 20).unwrap();
+    let mapping = cache(8).map(&file, .., Access::ReadWrite).unwrap();
+    (0..8).for_each(|page| mapping.write_at(&[77; 8], page * PAGE_SIZE).unwrap());
+    (file, mapping)
+}
+
+fn has_all_stores(file: &std::fs::File, mapping: &Mapping) {
+    for page in 0..8 {
+        let mut bytes = [0; 8];
+        mapping.read_at(&mut bytes, page * PAGE_SIZE).unwrap();
+        assert_eq!(bytes, [77; 8], "page {page}");
+    }
+    mapping.sync().unwrap();
+    (0..8).for_each(|page| assert_eq!(word_in(file, page).to_le_bytes(), [77; 8]));
+}
+
+#[test]
+fn a_fault_of_a_childs_own_mapping_is_no_fault_of_its_parent() {
+    if !own_process::entered("a_fault_of_a_childs_own_mapping_is_no_fault_of_its_parent") {
+        return;
+    }
+    let (fixture, other) = (Fixture::new(), Fixture::new());
+    let (file, mapping) = full_of_stores(&fixture);
+    let empty = other.file(0);
+    let status = in_child(&|| {
+        let (start, bytes) = (mapping.as_ptr(), 64 * PAGE_SIZE);
+        // SAFETY: the child has no mapping there.
+        let base = unsafe {
+            let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
+            libc::mmap(start.cast(), bytes, libc::PROT_READ, flags, empty.as_raw_fd(), 0)
+        };
+        assert_eq!(base, start.cast());
+        load(&mapping, 40, 0);
+    });
+    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS, "{status:#x}");
+    has_all_stores(&file, &mapping);
+}
+
+#[test]
+fn a_forked_child_may_have_caches_of_its_own() {
+    if !own_process::entered("a_forked_child_may_have_caches_of_its_own") {
+        return;
+    }
+    let (fixture, other) = (Fixture::new(), Fixture::new());
+    let (file, mapping) = full_of_stores(&fixture);
+    let parents = mapping.as_ptr().addr()..mapping.as_ptr().addr() + mapping.len();
+    let childs = other.file(64);
+    childs.set_len(64 << 20).unwrap();
+    let status = in_child(&|| {
+        let own = cache(16).map(&childs, .., Access::ReadWrite).unwrap();
+        // The kernel takes the addresses that the child does not have.
+        assert!(parents.contains(&own.as_ptr().addr()));
+        assert_eq!(mapping.advise(vellum_aquila::Advice::Random), Err(Error::Forked));
+        for page in 0..64 {
+            assert_eq!(load(&own, page, 0), pattern(page));
+            store(&own, page, 0, 5);
+        }
+        assert_eq!(mapping.sync(), Err(Error::Forked));
+        own.close().unwrap();
+        // A child's child is none of the two.
+        let status = in_child(&|| {
+            let own = cache(16).map(&childs, .., Access::ReadWrite).unwrap();
+            (0..64).for_each(|page| assert_eq!(load(&own, page, 0), 5));
+        });
+        assert_eq!(status, 0, "{status:#x}");
+    });
+    assert_eq!(status, 0, "{status:#x}");
+    (0..64).for_each(|page| assert_eq!(word_in(&childs, page), 5));
+    has_all_stores(&file, &mapping);
+}
+
+#[test]
+fn a_forked_child_cannot_use_a_mapping_by_the_kernel() {
+    if !own_process::entered("a_forked_child_cannot_use_a_mapping_by_the_kernel") {
+        return;
+    }
+    let kernel = BackendChoice::Only(Backend::Kernel);
+    let cache = common::options(8).backend(kernel).build().unwrap();
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(2), .., Access::ReadWrite).unwrap();
+    let status = in_child(&|| {
+        let errors = [
+            mapping.sync().unwrap_err(),
+            mapping.evict(..).unwrap_err(),
+            mapping.prefetch(..).unwrap_err(),
+            mapping.read_at(&mut [0], 0).unwrap_err(),
+            mapping.write_at(&[0], 0).unwrap_err(),
+            mapping.pin(.., Access::Read).unwrap_err(),
+        ];
+        assert!(errors.iter().all(|error| *error == Error::Forked), "{errors:?}");
+    });
+    assert_eq!(status, 0, "{status:#x}");
+}
+
 #[test]
 fn a_forked_child_does_not_have_the_mappings() {
     if !own_process::entered("a_forked_child_does_not_have_the_mappings") {
@@ -168,23 +286,6 @@ fn a_forked_child_does_not_have_the_mappings() {
     let file = fixture.file(16);
     let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
     (0..16).for_each(|page| store(&mapping, page, 1, 1));
-    let in_child = |work: &dyn Fn()| {
-        // SAFETY: this process has one other thread, which holds no lock now; the child makes few
-        // calls and ends.
-        match unsafe { libc::fork() } {
-            0 => {
-                work();
-                // SAFETY: the child ends without running what the parent will run.
-                unsafe { libc::_exit(0) };
-            }
-            child => {
-                let mut status = 0;
-                // SAFETY: the call fills a number.
-                unsafe { libc::waitpid(child, &raw mut status, 0) };
-                status
-            }
-        }
-    };
     let status = in_child(&|| _ = load(&mapping, 0, 0));
     assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
     let status = in_child(&|| {
