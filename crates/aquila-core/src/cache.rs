@@ -743,6 +743,12 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         self.frames.unpin(frame);
     }
 
+    /// Ends all pins of the pages of a range. The caller knows that nobody uses or ends them any
+    /// more: they were forgotten.
+    pub fn end_pins(&self, range: RangeInclusive<Key>) {
+        self.for_each_in(&range, |key, frame| self.frames.end_holds(frame, key));
+    }
+
     /// Calls a function with a page in the cache. With [`Access::Write`] the function may change
     /// the frame: the page is dirty, and no thread writes it back meanwhile.
     ///

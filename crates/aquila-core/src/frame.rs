@@ -243,6 +243,16 @@ impl<'a> Frames<'a> {
         debug_assert_ne!(old & HOLDS, 0);
     }
 
+    /// Ends all pins that callers kept of a page.
+    pub(crate) fn end_holds(&self, frame: Frame, key: Key) {
+        let _ = self.change(frame, |word| {
+            // Nobody else ends these pins, so the page of a frame that has some does not change.
+            let has_some = word.is_held() && self.key(frame) == Some(key);
+            let pins = (word.0 & HOLDS) / HOLD * PIN;
+            has_some.then(|| (word.0 & !(HOLDS | WRITE_HOLDS)) - pins)
+        });
+    }
+
     /// Locks a resident frame; or returns the word that is in the way.
     pub(crate) fn try_lock(&self, frame: Frame) -> Result<Word, Word> {
         self.change(frame, |word| {
@@ -404,6 +414,14 @@ mod tests {
                 frames.unpin(0);
             }
             assert!(!frames.word(0).is_held());
+            for for_writing in [true, false, true] {
+                assert_eq!(frames.pin(0, key), Pin::Pinned);
+                assert!(frames.hold(0, for_writing));
+            }
+            frames.end_holds(0, Key::new(1, 3).unwrap());
+            assert!(frames.word(0).is_held_for_writing(), "another page's");
+            frames.end_holds(0, key);
+            assert!(!frames.word(0).is_held() && !frames.word(0).is_held_for_writing());
             assert_eq!(frames.try_evict(0, false), Ok(key));
         });
     }

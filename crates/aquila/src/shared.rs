@@ -306,6 +306,8 @@ impl Shared {
             return;
         }
         let inode = *inode;
+        // A pin borrows its mapping: those that are left were forgotten (`std::mem::forget`).
+        self.core().end_pins(every_page(number));
         let (evicted, _) = self.core().evict_range(every_page(number), false);
         if evicted.stay > 0 {
             // They could not be written: `Mapping::close` has said so, if it was called.

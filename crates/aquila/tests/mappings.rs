@@ -338,6 +338,30 @@ fn system_calls_need_pinned_pages() {
 }
 
 #[test]
+fn forgotten_pins_end_with_the_last_mapping() {
+    for (name, cache) in caches(8) {
+        let (fixture, other) = (Fixture::new(), Fixture::new());
+        let file = fixture.file(8);
+        for access in [Access::ReadWrite, Access::Read] {
+            let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+            std::mem::forget(mapping.pin(.., access).unwrap());
+            (0..8).for_each(|page| store(&mapping, page, 1, 11));
+            drop(mapping);
+            let mut bytes = [0; 16];
+            file.read_exact_at(&mut bytes, 7 * PAGE_SIZE as u64).unwrap();
+            assert_eq!(bytes[8..], 11_u64.to_le_bytes(), "{name}");
+        }
+        // Another file, which may get the first one's number, shows nothing of it.
+        let file = common::create(&other.path());
+        file.write_all_at(&[2; 16 * PAGE_SIZE], 0).unwrap();
+        let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+        (0..16).for_each(|page| assert_eq!(load(&mapping, page, 1), 0x0202_0202_0202_0202));
+        mapping.sync().unwrap();
+        (0..16).for_each(|page| assert_eq!(word_in(&file, page), 0x0202_0202_0202_0202));
+    }
+}
+
+#[test]
 fn a_cache_full_of_pins_is_an_error() {
     let cache = cache(4);
     let fixture = Fixture::new();
