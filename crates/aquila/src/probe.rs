@@ -75,8 +75,7 @@ fn maps_a_page(uffd: &OwnedFd, protected: bool) -> Result<(), Errno> {
     let memory = memfd_create("vellum-aquila-probe", MemfdFlags::CLOEXEC)?;
     ftruncate(&memory, PAGE_SIZE as u64)?;
     rustix::io::pwrite(&memory, &[1], 0)?;
-    let range = sys::Mapped::new(memory.as_fd(), 0, PAGE_SIZE, true)?;
     let mode = sys::MISSING | sys::MINOR | if protected { sys::WRITE_PROTECT } else { 0 };
-    sys::register(uffd, range.start(), PAGE_SIZE, mode)?;
+    let range = sys::Mapped::registered(memory.as_fd(), 0, PAGE_SIZE, true, (uffd, mode))?;
     sys::map_present(uffd, range.start(), PAGE_SIZE, protected).1
 }

@@ -329,11 +329,11 @@ impl Shared {
         let host = self.host();
         let memory = host.files[number as usize].memory().map_err(failed)?;
         let offset = first * PAGE_SIZE as u64;
-        let mapped = sys::Mapped::new(memory, offset, bytes, writable).map_err(failed)?;
-        mapped.is_not_inherited().map_err(failed)?;
         let protect = if host.write_protect { sys::WRITE_PROTECT } else { 0 };
-        sys::register(&host.uffd, mapped.start(), bytes, sys::MISSING | sys::MINOR | protect)
-            .map_err(failed)?;
+        let faults = (&host.uffd, sys::MISSING | sys::MINOR | protect);
+        let mapped = sys::Mapped::registered(memory, offset, bytes, writable, faults);
+        let mapped = mapped.map_err(failed)?;
+        mapped.is_not_inherited().map_err(failed)?;
         Ok(mapped)
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::io::{Errno, Result};
 use rustix::ioctl::{self, Opcode, Updater, opcode};
-use rustix::mm::{self, Advice, MapFlags, MsyncFlags, ProtFlags};
+use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MsyncFlags, ProtFlags};
 
 use crate::PAGE_SIZE;
 
@@ -154,6 +154,32 @@ impl Mapped {
         // SAFETY: without an address the kernel takes addresses that no mapping uses.
         let base = unsafe { mm::mmap(ptr::null_mut(), bytes, rights, flags, file, offset)? };
         Ok(Self { start: base.expose_provenance(), bytes })
+    }
+
+    /// Maps a part of a memory file, whose faults userfaultfd reports from the first access on.
+    ///
+    /// Until then there is no access: a program that locks all its memory (`mlockall`) has the
+    /// kernel fault the pages of each new mapping in, which would make empty pages.
+    pub(crate) fn registered(
+        file: impl AsFd,
+        offset: u64,
+        bytes: usize,
+        writable: bool,
+        (uffd, mode): (impl AsFd, u64),
+    ) -> Result<Self> {
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        let (none, null) = (ProtFlags::empty(), ptr::null_mut());
+        // SAFETY: without an address the kernel takes addresses that no mapping uses.
+        let base = unsafe { mm::mmap(null, bytes, none, flags, file, offset)? };
+        let mapped = Self { start: base.expose_provenance(), bytes };
+        // What is locked would be faulted in as soon as it is accessible.
+        let _ = lock(mapped.start, bytes, false);
+        register(uffd, mapped.start, bytes, mode)?;
+        let read = MprotectFlags::READ;
+        let rights = if writable { read | MprotectFlags::WRITE } else { read };
+        // SAFETY: the mapping is new, and no reference to it exists.
+        unsafe { mm::mprotect(base, bytes, rights)? };
+        Ok(mapped)
     }
 
     /// Its first address.

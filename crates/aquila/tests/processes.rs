@@ -307,6 +307,35 @@ fn a_forked_child_does_not_have_the_mappings() {
     assert_eq!(word_in(&file, 15), pattern(15));
 }
 
+#[test]
+fn a_program_that_locks_all_its_memory_has_the_files_contents() {
+    if !own_process::entered("a_program_that_locks_all_its_memory_has_the_files_contents") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let file = fixture.file(64);
+    let before = cache(8);
+    let early = before.map(&file, .., Access::ReadWrite).unwrap();
+    // SAFETY: the calls change no memory.
+    if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
+        eprintln!("left out: this process may not lock memory");
+        return;
+    }
+    let after = cache(8);
+    let late = after.map(&file, .., Access::ReadWrite).unwrap();
+    // SAFETY: as above.
+    unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
+    let locked = after.map(&file, .., Access::ReadWrite).unwrap();
+    drop(early);
+    for page in 0..64 {
+        assert_eq!((load(&late, page, 0), load(&locked, page, 0)), (pattern(page), pattern(page)));
+        store(&late, page, 0, 5);
+    }
+    late.sync().unwrap();
+    (0..64).for_each(|page| assert_eq!(word_in(&file, page), 5));
+    assert!(after.statistics().unwrap().written_back >= 64);
+}
+
 /// The process that is killed: it syncs, says so, and goes on storing.
 #[test]
 #[ignore = "a part of the test below"]
