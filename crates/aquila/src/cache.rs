@@ -5,7 +5,7 @@ use std::fs::File;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-use rustix::fs::ftruncate;
+use rustix::fs::{OFlags, fcntl_getfl, ftruncate};
 use vellum_aquila_core::{Layout, Statistics};
 
 use crate::error::{Error, Result};
@@ -186,18 +186,21 @@ impl Cache {
     }
 
     /// Changes the length of a file, mapped or not. An access to pages beyond it is SIGBUS
-    /// afterwards, as it is for `mmap`.
+    /// afterwards, as it is for `mmap`. The descriptor must be open for writing.
     ///
     /// # Errors
     /// [`Error::Access`]; [`Error::Full`] if pages beyond the new end are pinned; what the system
     /// said.
     pub fn set_length(&self, file: &File, length: u64) -> Result<()> {
-        if let Some(shared) = &self.shared
-            && let Some(number) = shared.number_of(file)?
-        {
-            return shared.set_length(number, length);
+        let doing = "changing a file's length";
+        let failed = |errno| Error::of(doing, errno);
+        if fcntl_getfl(file).map_err(failed)? & OFlags::RWMODE == OFlags::RDONLY {
+            return Err(Error::Access { doing });
         }
-        ftruncate(file, length).map_err(|errno| Error::of("changing a file's length", errno))
+        match &self.shared {
+            Some(shared) => shared.set_length(file, length),
+            None => ftruncate(file, length).map_err(failed),
+        }
     }
 
     /// Makes the cache larger, up to its capacity, or smaller, by evicting pages.

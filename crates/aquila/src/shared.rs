@@ -113,6 +113,8 @@ struct Opened {
     mappings: usize,
 }
 
+const DOING_LENGTH: &str = "changing a file's length";
+
 /// The device and the inode of a file.
 type Inode = (u64, u64);
 
@@ -337,13 +339,6 @@ impl Shared {
         Ok(mapped)
     }
 
-    /// The number of a file that is mapped.
-    pub(crate) fn number_of(&self, file: &File) -> Result<Option<u32>> {
-        let _blocked = self.enter()?;
-        let stat = fstat(file).map_err(|errno| Error::of("looking at a file", errno))?;
-        Ok(self.files().get(&(stat.st_dev, stat.st_ino)).map(|opened| opened.number))
-    }
-
     // Pages of a file.
 
     /// Writes dirty pages back, and makes them durable if `durable` says so.
@@ -471,31 +466,56 @@ impl Shared {
         if is_inside { Ok(()) } else { Err(Error::BeyondEnd { doing }) }
     }
 
-    /// Changes a mapped file's length. Pages beyond it leave: an access to them is SIGBUS.
-    pub(crate) fn set_length(&self, number: u32, length: u64) -> Result<()> {
-        let doing = "changing a mapped file's length";
-        let failed = |errno| Error::of(doing, errno);
-        let file = &self.host().files[number as usize];
+    /// Changes a file's length, by a descriptor for writing. Pages beyond it leave: an access to
+    /// them is SIGBUS.
+    pub(crate) fn set_length(&self, file: &File, length: u64) -> Result<()> {
+        let failed = |errno| Error::of(DOING_LENGTH, errno);
         let _blocked = self.enter()?;
-        ftruncate(file.writer().map_err(failed)?, length).map_err(failed)?;
+        let stat = fstat(file).map_err(failed)?;
+        let number = {
+            let mut files = self.files();
+            let Some(opened) = files.get_mut(&(stat.st_dev, stat.st_ino)) else {
+                // The lock keeps it from being mapped meanwhile.
+                return ftruncate(file, length).map_err(failed);
+            };
+            // As if this were a mapping: the number stays the file's.
+            opened.mappings += 1;
+            opened.number
+        };
+        let result = self.set_length_of(number, file, length);
+        self.close(number);
+        result
+    }
+
+    fn set_length_of(&self, number: u32, descriptor: &File, length: u64) -> Result<()> {
+        let failed = |errno| Error::of(DOING_LENGTH, errno);
+        let file = &self.host().files[number as usize];
+        ftruncate(descriptor, length).map_err(failed)?;
         file.look().map_err(failed)?;
-        let page = length / PAGE_SIZE as u64;
-        let inside = length as usize % PAGE_SIZE;
-        let mut first_gone = page;
-        if inside > 0 {
-            // The end of the last page reads as zeros if the file becomes longer again.
-            let zeros = [0; PAGE_SIZE];
-            let write = |_| write_fully(file.memory()?, &zeros[inside..], length);
-            let result = self.core().with_page(key(number, page), 0, Access::Write, write);
-            result.map_err(|failure| error(doing, failure))?.map_err(failed)?;
-            first_gone += 1;
-        }
-        let beyond = keys(number, first_gone..=Key::PAGES - 1);
+        self.clear_end(number, length)?;
+        let beyond = keys(number, length.div_ceil(PAGE_SIZE as u64)..=Key::PAGES - 1);
         let (evicted, _) = self.core().evict_range(beyond, true);
         match evicted.stay {
             0 => Ok(()),
-            _ => Err(Error::Full { doing }),
+            _ => Err(Error::Full { doing: DOING_LENGTH }),
         }
+    }
+
+    /// Fills the rest of the last page of a file with zeros, which show if it becomes longer again.
+    fn clear_end(&self, number: u32, length: u64) -> Result<()> {
+        let file = &self.host().files[number as usize];
+        let inside = length as usize % PAGE_SIZE;
+        if inside == 0 {
+            return Ok(());
+        }
+        let zeros = [0; PAGE_SIZE];
+        let write = |_| write_fully(file.memory()?, &zeros[inside..], length);
+        // A file that is mapped for reading only has no pages to write back.
+        let access = if file.writer().is_ok() { Access::Write } else { Access::Read };
+        let key = key(number, length / PAGE_SIZE as u64);
+        let result = self.core().with_page(key, 0, access, write);
+        let result = result.map_err(|failure| error(DOING_LENGTH, failure))?;
+        result.map_err(|errno| Error::of(DOING_LENGTH, errno))
     }
 
     // The whole cache.

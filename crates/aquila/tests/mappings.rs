@@ -6,6 +6,7 @@ mod common;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Fixture, address, cache, caches, load, options, pattern, store, word_in};
 use vellum_aquila::{
@@ -434,6 +435,55 @@ fn a_shorter_file_keeps_its_length() {
     file.read_exact_at(&mut bytes, PAGE_SIZE as u64 + 8).unwrap();
     assert_eq!(bytes[..8], 9_u64.to_le_bytes());
     assert_eq!(bytes[8..], [0; 8]);
+}
+
+#[test]
+fn the_length_of_a_file_is_changed_by_a_descriptor_for_writing() {
+    for (name, cache) in caches(8) {
+        let fixture = Fixture::new();
+        let file = fixture.file(2);
+        let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+        let read_only = std::fs::File::open(fixture.path()).unwrap();
+        let error = cache.set_length(&read_only, 100).unwrap_err();
+        assert!(matches!(error, Error::Access { .. }), "{name}: {error}");
+        assert_eq!(file.metadata().unwrap().len(), 2 * PAGE_SIZE as u64);
+        drop(mapping);
+        // How it is mapped does not matter.
+        let mapping = cache.map(&file, .., Access::Read).unwrap();
+        assert_eq!(load(&mapping, 0, 0), pattern(0));
+        cache.set_length(&file, 2).unwrap();
+        cache.set_length(&file, 100).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 100);
+        assert_eq!(load(&mapping, 0, 0), pattern(0) & 0xffff, "{name}");
+    }
+}
+
+#[test]
+fn a_change_of_a_files_length_changes_no_other_file() {
+    let cache = cache(64);
+    let (fixture, other) = (Fixture::new(), Fixture::new());
+    let (file, kept) = (fixture.file(8), other.file(8));
+    let is_over = AtomicBool::new(false);
+    let until_over = |work: &dyn Fn()| {
+        while !is_over.load(Ordering::Relaxed) {
+            work();
+        }
+    };
+    std::thread::scope(|scope| {
+        // The two files take turns in having the first number.
+        scope.spawn(|| until_over(&|| cache.set_length(&file, PAGE_SIZE as u64).unwrap()));
+        scope.spawn(|| {
+            until_over(&|| drop(cache.map(&file, ..4096, Access::ReadWrite).unwrap()));
+        });
+        let begin = std::time::Instant::now();
+        let mut length = 8 * PAGE_SIZE as u64;
+        while begin.elapsed().as_secs() < 2 && length == 8 * PAGE_SIZE as u64 {
+            drop(cache.map(&kept, .., Access::ReadWrite).unwrap());
+            length = kept.metadata().unwrap().len();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(length, 8 * PAGE_SIZE as u64);
+    });
 }
 
 #[test]
