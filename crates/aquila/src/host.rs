@@ -17,10 +17,10 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::{BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError, RwLock};
 
-use rustix::fs::{FallocateFlags, fallocate, fstat};
+use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate};
 use rustix::io::Errno;
 use rustix::thread::{Timespec, nanosleep, sched_getcpu, sched_yield};
 use vellum_aquila_core::{MOST_PAGES, Machine, Page, Pattern};
@@ -63,6 +63,9 @@ pub(crate) struct HostFile {
     /// Pages of the file when it was last looked at: a bound for read-ahead.
     pages: AtomicU64,
     pub(crate) pattern: Pattern,
+    /// Held by threads that write to the file within its length, and by one that changes the
+    /// length. All signals of these threads are blocked.
+    length: RwLock<()>,
 }
 
 impl HostFile {
@@ -73,6 +76,7 @@ impl HostFile {
             memory: AtomicI32::new(NONE),
             pages: AtomicU64::new(0),
             pattern: Pattern::default(),
+            length: RwLock::new(()),
         }
     }
 
@@ -108,6 +112,12 @@ impl HostFile {
         let length = fstat(self.reader()?)?.st_size.cast_unsigned();
         self.pages.store(length.div_ceil(PAGE_SIZE as u64), Ordering::Relaxed);
         Ok(length)
+    }
+
+    /// Changes the length, by a descriptor for writing, while no thread writes to the file.
+    pub(crate) fn set_length(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<(), Errno> {
+        let _alone = self.length.write().unwrap_or_else(PoisonError::into_inner);
+        ftruncate(descriptor, length)
     }
 
     /// Gives a number to a file.
@@ -271,6 +281,7 @@ impl Machine for Host {
         let file = self.file(&run[0]);
         let (writer, memory) = (file.writer()?, file.memory()?);
         // Writing back never makes a file longer: what a truncation cut off stays cut off.
+        let _length = file.length.read().unwrap_or_else(PoisonError::into_inner);
         let end = fstat(writer)?.st_size.cast_unsigned();
         for part in run.chunks(MOST_PAGES as usize) {
             let start = offset(&part[0]);

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::RangeInclusive;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU64 as StdAtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -490,7 +490,7 @@ impl Shared {
     fn set_length_of(&self, number: u32, descriptor: &File, length: u64) -> Result<()> {
         let failed = |errno| Error::of(DOING_LENGTH, errno);
         let file = &self.host().files[number as usize];
-        ftruncate(descriptor, length).map_err(failed)?;
+        file.set_length(descriptor.as_fd(), length).map_err(failed)?;
         file.look().map_err(failed)?;
         self.clear_end(number, length)?;
         let beyond = keys(number, length.div_ceil(PAGE_SIZE as u64)..=Key::PAGES - 1);

@@ -487,6 +487,35 @@ fn a_change_of_a_files_length_changes_no_other_file() {
 }
 
 #[test]
+fn write_back_makes_no_file_longer_that_the_cache_has_cut_off() {
+    let cache = cache(64);
+    let fixture = Fixture::new();
+    let file = fixture.file(32);
+    let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                mapping.write_back(..).unwrap();
+            }
+        });
+        let begin = std::time::Instant::now();
+        let mut length = PAGE_SIZE as u64;
+        while begin.elapsed().as_secs() < 2 && length == PAGE_SIZE as u64 {
+            cache.set_length(&file, (32 * PAGE_SIZE) as u64).unwrap();
+            (0..32).for_each(|page| mapping.write_at(&[5], page * PAGE_SIZE).unwrap());
+            cache.set_length(&file, PAGE_SIZE as u64).unwrap();
+            for _ in 0..3 {
+                length = length.max(file.metadata().unwrap().len());
+                std::thread::yield_now();
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(length, PAGE_SIZE as u64);
+    });
+}
+
+#[test]
 fn a_mapping_may_be_longer_than_the_file_is_yet() {
     for (name, cache) in caches(16) {
         let fixture = Fixture::new();
