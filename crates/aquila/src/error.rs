@@ -89,6 +89,17 @@ pub enum Error {
         /// The operation that failed.
         doing: &'static str,
     },
+    /// An earlier sync of the file has failed. The pages were written, and the system may have
+    /// dropped them, so no later sync can say that they are durable. The error ends with the file's
+    /// last mapping.
+    #[error(
+        "{doing}: an earlier sync of the file failed, and what was written since the last one that \
+         worked may be lost; drop the file's mappings, check the file, and write it once more"
+    )]
+    SyncFailed {
+        /// The operation that failed.
+        doing: &'static str,
+    },
     /// Memory or addresses ran out.
     #[error("{doing}: not enough memory; free some, or raise the limit of the memory cgroup")]
     NoMemory {

@@ -20,7 +20,7 @@ use std::os::fd::{BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
-use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate};
+use rustix::fs::{FallocateFlags, fallocate, fdatasync, fstat, ftruncate};
 use rustix::io::Errno;
 use rustix::thread::{Timespec, nanosleep, sched_getcpu, sched_yield};
 use vellum_aquila_core::{MOST_PAGES, Machine, Page, Pattern};
@@ -66,6 +66,9 @@ pub(crate) struct HostFile {
     /// Held by threads that write to the file within its length, and by one that changes the
     /// length. All signals of these threads are blocked.
     length: RwLock<()>,
+    /// Whether a sync has failed. One thread syncs at a time, because the system reports an error
+    /// of its own write-back to one of them only.
+    sync_failed: Mutex<bool>,
 }
 
 impl HostFile {
@@ -77,6 +80,7 @@ impl HostFile {
             pages: AtomicU64::new(0),
             pattern: Pattern::default(),
             length: RwLock::new(()),
+            sync_failed: Mutex::new(false),
         }
     }
 
@@ -120,8 +124,21 @@ impl HostFile {
         ftruncate(descriptor, length)
     }
 
+    /// Makes what was written durable. `Ok(false)` if an earlier call has failed: the system may
+    /// have dropped what was written then, and says so once.
+    pub(crate) fn sync(&self) -> Result<bool, Errno> {
+        let mut failed = self.sync_failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if *failed {
+            return Ok(false);
+        }
+        let synced = fdatasync(self.writer()?);
+        *failed = synced.is_err();
+        synced.map(|()| true)
+    }
+
     /// Gives a number to a file.
     pub(crate) fn open(&self, reader: OwnedFd, memory: OwnedFd) {
+        *self.sync_failed.lock().unwrap_or_else(PoisonError::into_inner) = false;
         self.memory.store(memory.into_raw_fd(), Ordering::Release);
         self.reader.store(reader.into_raw_fd(), Ordering::Release);
     }

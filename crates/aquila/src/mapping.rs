@@ -273,7 +273,8 @@ impl Mapping {
     /// Makes all stores to the mapping that happened before the call durable.
     ///
     /// # Errors
-    /// As [`write_back`](Self::write_back).
+    /// As [`write_back`](Self::write_back). If the pages were written and the storage then failed
+    /// to make them durable, all later calls for the file are [`Error::SyncFailed`].
     pub fn sync(&self) -> Result<()> {
         self.write(.., true)
     }

@@ -11,9 +11,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU64 as StdAtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::{
-    FileType, MemfdFlags, Mode, OFlags, fcntl_getfl, fdatasync, fstat, ftruncate, memfd_create,
-};
+use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, fcntl_getfl, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use self_cell::self_cell;
 use vellum_aquila_core::{
@@ -354,9 +352,13 @@ impl Shared {
             .write_back(keys(number, pages))
             .map_err(|failure| error(doing, CoreError::Machine(failure)))?;
         let file = &self.host().files[number as usize];
-        match file.writer() {
-            Ok(writer) if durable => fdatasync(writer).map_err(|errno| Error::of(doing, errno)),
-            _ => Ok(()),
+        if !durable || file.writer().is_err() {
+            return Ok(());
+        }
+        match file.sync() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::SyncFailed { doing }),
+            Err(errno) => Err(Error::of(doing, errno)),
         }
     }
 

@@ -336,6 +336,52 @@ fn a_program_that_locks_all_its_memory_has_the_files_contents() {
     assert!(after.statistics().unwrap().written_back >= 64);
 }
 
+/// Has a system call fail with `EIO` on this thread from now on. Returns whether it does.
+fn forbid(call: i64) -> bool {
+    let step =
+        |code, jump_false, value| libc::sock_filter { code, jt: 0, jf: jump_false, k: value };
+    let filter = [
+        step(0x20, 0, 0),
+        step(0x15, 1, call as u32),
+        step(0x06, 0, 0x0005_0000 | libc::EIO as u32),
+        step(0x06, 0, 0x7fff_0000),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: filter.as_ptr().cast_mut() };
+    // SAFETY: the kernel copies the filter.
+    unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    }
+}
+
+#[test]
+fn no_sync_succeeds_after_one_that_failed() {
+    let cache = cache(8);
+    let fixture = Fixture::new();
+    let file = fixture.file(4);
+    let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+    mapping.sync().unwrap();
+    store(&mapping, 0, 0, 5);
+    let failed = std::thread::scope(|scope| {
+        let sync = || forbid(libc::SYS_fdatasync).then(|| mapping.sync().unwrap_err());
+        scope.spawn(sync).join().unwrap()
+    });
+    let Some(error) = failed else {
+        eprintln!("left out: this process may not filter system calls");
+        return;
+    };
+    assert!(matches!(error, Error::System { .. }), "{error}");
+    assert_eq!(cache.statistics().unwrap().dirty, 0);
+    for _ in 0..2 {
+        let error = mapping.sync().unwrap_err();
+        assert!(matches!(error, Error::SyncFailed { .. }), "{error}");
+    }
+    mapping.write_back(..).unwrap();
+    // Whoever maps the file again has looked at it.
+    drop(mapping);
+    cache.map(&file, .., Access::ReadWrite).unwrap().sync().unwrap();
+}
+
 /// The process that is killed: it syncs, says so, and goes on storing.
 #[test]
 #[ignore = "a part of the test below"]
