@@ -143,11 +143,9 @@ impl HostFile {
         self.reader.store(reader.into_raw_fd(), Ordering::Release);
     }
 
-    /// Adds a descriptor for writing, if there is none.
+    /// Adds a descriptor for writing, of which there is none.
     pub(crate) fn open_for_writing(&self, writer: OwnedFd) {
-        if self.writer.load(Ordering::Acquire) == NONE {
-            self.writer.store(writer.into_raw_fd(), Ordering::Release);
-        }
+        self.writer.store(writer.into_raw_fd(), Ordering::Release);
     }
 
     /// Closes a file that has neither mappings nor pages.

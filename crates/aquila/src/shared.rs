@@ -272,7 +272,8 @@ impl Shared {
         };
         let host = &self.host().files[number as usize];
         let prepared = (|| {
-            if writes {
+            // No superfluous copy: closing it would end the process' `fcntl` locks of the file.
+            if writes && host.writer().is_err() {
                 host.open_for_writing(copy()?);
             }
             host.look().map_err(failed)?;
@@ -536,15 +537,19 @@ impl Shared {
     }
 }
 
-/// A descriptor of the cache's own. With `O_APPEND` the system would write pages to the end of the
-/// file, and with `O_DIRECT` it would ask for aligned memory: then the file is opened once more.
+/// A descriptor of the cache's own: the file, opened once more. So flags that the program sets do
+/// not matter (with `O_APPEND` the system would write pages to the end of the file, with `O_DIRECT`
+/// it would ask for aligned memory), and the program's own `fsync` takes no error of write-back
+/// away from the cache. A process that may not open the file gets a duplicate.
 fn copy_of(file: &File, flags: OFlags) -> Result<OwnedFd, Errno> {
-    if flags.intersects(OFlags::APPEND | OFlags::DIRECT) {
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let flags = (flags & OFlags::RWMODE) | OFlags::CLOEXEC;
-        return rustix::fs::open(path, flags, Mode::empty());
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let mode = (flags & OFlags::RWMODE) | OFlags::CLOEXEC;
+    match rustix::fs::open(path, mode, Mode::empty()) {
+        Err(_) if !flags.intersects(OFlags::APPEND | OFlags::DIRECT) => {
+            rustix::io::fcntl_dupfd_cloexec(file, 0)
+        }
+        opened => opened,
     }
-    rustix::io::fcntl_dupfd_cloexec(file, 0)
 }
 
 /// The number of an advice, which a place keeps.

@@ -183,6 +183,21 @@ fn flags_of_the_descriptor_do_not_matter() {
 }
 
 #[test]
+fn flags_that_are_set_after_mapping_do_not_matter() {
+    for (name, cache) in caches(4) {
+        let fixture = Fixture::new();
+        let file = fixture.file(2);
+        let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+        // SAFETY: the call takes no memory.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) };
+        store(&mapping, 0, 0, 9);
+        mapping.sync().unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 2 * PAGE_SIZE as u64, "{name}");
+        assert_eq!(word_in(&file, 0), 9, "{name}");
+    }
+}
+
+#[test]
 fn a_program_that_locks_a_mapping_loses_no_store() {
     for (name, cache) in caches(8) {
         let fixture = Fixture::new();

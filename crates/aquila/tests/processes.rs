@@ -166,8 +166,9 @@ fn in_child(work: &dyn Fn()) -> i32 {
         match libc::fork() {
             0 => {
                 libc::alarm(20);
-                work();
-                libc::_exit(0);
+                // A panic must not unwind into what the parent's thread goes on with.
+                let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_ok();
+                libc::_exit(if worked { 0 } else { 101 });
             }
             child => {
                 let mut status = 0;
@@ -334,6 +335,34 @@ fn a_program_that_locks_all_its_memory_has_the_files_contents() {
     late.sync().unwrap();
     (0..64).for_each(|page| assert_eq!(word_in(&file, page), 5));
     assert!(after.statistics().unwrap().written_back >= 64);
+}
+
+#[test]
+fn another_mapping_of_a_file_ends_no_lock() {
+    if !own_process::entered("another_mapping_of_a_file_ends_no_lock") {
+        return;
+    }
+    let cache = cache(8);
+    let fixture = Fixture::new();
+    let file = fixture.file(2);
+    let lock = |command| {
+        // SAFETY: the structure is plain data, which the kernel reads or fills.
+        unsafe {
+            let mut lock: libc::flock = std::mem::zeroed();
+            lock.l_type = libc::F_WRLCK as libc::c_short;
+            assert_eq!(libc::fcntl(file.as_raw_fd(), command, &raw mut lock), 0);
+            i32::from(lock.l_type)
+        }
+    };
+    let is_locked = || in_child(&|| assert_ne!(lock(libc::F_GETLK), libc::F_UNLCK)) == 0;
+    let _first = cache.map(&file, .., Access::ReadWrite).unwrap();
+    lock(libc::F_SETLK);
+    assert!(is_locked());
+    let second = cache.map(&file, .., Access::ReadWrite).unwrap();
+    assert!(is_locked());
+    cache.set_length(&file, PAGE_SIZE as u64).unwrap();
+    drop(second);
+    assert!(is_locked());
 }
 
 /// Has a system call fail with `EIO` on this thread from now on. Returns whether it does.
