@@ -29,11 +29,11 @@ pub enum Error {
         /// Bytes that were asked for.
         bytes: u64,
     },
-    /// The range of the file is empty, does not begin at a page, or is longer than a mapping can
-    /// be.
+    /// The range of the file is empty, does not begin at a page, is longer than a mapping can be,
+    /// or ends beyond the last byte that can be mapped.
     #[error(
-        "bytes {start}..{end} of the file cannot be mapped: begin at a multiple of 4096, and map \
-         at least one byte and less than 64 TiB"
+        "bytes {start}..{end} of the file cannot be mapped: begin at a multiple of 4096, map at \
+         least one byte and at most 64 TiB, and end at 4 PiB of the file or before"
     )]
     BadRange {
         /// First byte.

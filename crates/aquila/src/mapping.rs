@@ -6,7 +6,7 @@ use std::os::fd::AsFd as _;
 use std::ptr;
 use std::sync::Arc;
 
-use vellum_aquila_core::{Access as CoreAccess, Advice, Frame};
+use vellum_aquila_core::{Access as CoreAccess, Advice, Frame, Key};
 
 use crate::error::{Error, Result};
 use crate::host::{read_fully, write_fully};
@@ -17,6 +17,9 @@ use crate::{PAGE_SIZE, sys};
 
 /// Bytes that a mapping can have: half of the addresses of a process on x86-64.
 const MOST_BYTES: u64 = 64 << 40;
+
+/// Where mappings end at the latest: the cache has numbers for so many pages of a file.
+const MOST_END: u64 = Key::PAGES * PAGE_SIZE as u64;
 
 /// How a program uses a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -139,7 +142,7 @@ impl Mapping {
         let is_good = start < end
             && start.is_multiple_of(PAGE_SIZE as u64)
             && end - start <= MOST_BYTES
-            && end <= i64::MAX as u64 / 2;
+            && end <= MOST_END;
         if !is_good {
             return Err(Error::BadRange { start, end });
         }

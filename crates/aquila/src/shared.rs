@@ -496,7 +496,11 @@ impl Shared {
         file.set_length(descriptor.as_fd(), length).map_err(failed)?;
         file.look().map_err(failed)?;
         self.clear_end(number, length)?;
-        let beyond = keys(number, length.div_ceil(PAGE_SIZE as u64)..=Key::PAGES - 1);
+        let first = length.div_ceil(PAGE_SIZE as u64);
+        if first >= Key::PAGES {
+            return Ok(());
+        }
+        let beyond = keys(number, first..=Key::PAGES - 1);
         let (evicted, _) = self.core().evict_range(beyond, true);
         match evicted.stay {
             0 => Ok(()),
@@ -508,14 +512,15 @@ impl Shared {
     fn clear_end(&self, number: u32, length: u64) -> Result<()> {
         let file = &self.host().files[number as usize];
         let inside = length as usize % PAGE_SIZE;
-        if inside == 0 {
+        let page = length / PAGE_SIZE as u64;
+        if inside == 0 || page >= Key::PAGES {
             return Ok(());
         }
         let zeros = [0; PAGE_SIZE];
         let write = |_| write_fully(file.memory()?, &zeros[inside..], length);
         // A file that is mapped for reading only has no pages to write back.
         let access = if file.writer().is_ok() { Access::Write } else { Access::Read };
-        let key = key(number, length / PAGE_SIZE as u64);
+        let key = key(number, page);
         let result = self.core().with_page(key, 0, access, write);
         let result = result.map_err(|failure| error(DOING_LENGTH, failure))?;
         result.map_err(|errno| Error::of(DOING_LENGTH, errno))
@@ -571,7 +576,7 @@ fn advice_of(number: u32) -> Advice {
 
 /// The key of a page. Mappings have no page that a key cannot name.
 fn key(number: u32, page: u64) -> Key {
-    Key::new(number, page.min(Key::PAGES - 1)).expect("files have small numbers")
+    Key::new(number, page).expect("numbers are small, and mappings end before the last page")
 }
 
 fn keys(number: u32, pages: RangeInclusive<u64>) -> RangeInclusive<Key> {

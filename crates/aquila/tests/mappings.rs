@@ -579,11 +579,12 @@ fn senseless_arguments_are_errors() {
         let file = fixture.file(4);
         let end = (4 * PAGE_SIZE) as u64;
         let map = |start: u64, end: u64| cache.map(&file, start..end, Access::Read).map(drop);
-        for (start, end) in [(0, 0), (1, end), (end, 0), (0, u64::MAX), (1 << 63, u64::MAX)] {
+        let far = 1 << 52;
+        let bad = [(0, 0), (1, end), (end, 0), (0, u64::MAX), (1 << 63, u64::MAX), (far, far + 1)];
+        for (start, end) in bad {
             let error = map(start, end).unwrap_err();
             assert!(matches!(error, Error::BadRange { .. }), "{name}: {start}..{end}: {error}");
         }
-        let far = i64::MAX as u64 / 2 / PAGE_SIZE as u64 * PAGE_SIZE as u64;
         assert!(map(far - PAGE_SIZE as u64, far).is_ok() || name == "kernel");
         let empty = common::create(&fixture.path().with_extension("empty"));
         assert!(matches!(cache.map(&empty, .., Access::Read), Err(Error::BadRange { .. })));
@@ -619,6 +620,33 @@ fn senseless_arguments_are_errors() {
         let error = cache.resize(1 << 40).unwrap_err();
         assert!(matches!(error, Error::BadSize { .. } | Error::Unsupported { .. }), "{error}");
     }
+}
+
+#[test]
+fn the_last_pages_that_can_be_mapped_are_pages_as_others() {
+    const END: u64 = 1 << 52;
+    // Of the usual file systems only those in memory have files of that length.
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
+    let file = common::create(&folder.path().join("file"));
+    if file.set_len(2 * END).is_err() {
+        eprintln!("left out: no file is that long here");
+        return;
+    }
+    let start = END - 2 * PAGE_SIZE as u64;
+    file.write_all_at(&[7; 2 * PAGE_SIZE], start).unwrap();
+    let cache = cache(8);
+    let error = cache.map(&file, END..END + 4096, Access::Read).unwrap_err();
+    assert!(matches!(error, Error::BadRange { .. }), "{error}");
+    let mapping = cache.map(&file, start..END, Access::ReadWrite).unwrap();
+    assert_eq!(load(&mapping, 1, 511), 0x0707_0707_0707_0707);
+    mapping.write_at(&[5; PAGE_SIZE], PAGE_SIZE).unwrap();
+    // A length beyond the last page takes none away.
+    cache.set_length(&file, END + 100).unwrap();
+    cache.set_length(&file, END).unwrap();
+    mapping.sync().unwrap();
+    let mut bytes = [0; 2 * PAGE_SIZE];
+    file.read_exact_at(&mut bytes, start).unwrap();
+    assert!(bytes[..PAGE_SIZE] == [7; PAGE_SIZE] && bytes[PAGE_SIZE..] == [5; PAGE_SIZE]);
 }
 
 #[test]
