@@ -80,6 +80,12 @@ pub enum Error {
         /// The operation that failed.
         doing: &'static str,
     },
+    /// A page of the range is pinned as often as it can be.
+    #[error("{doing}: a page has 32768 pins already; drop some first")]
+    TooManyPins {
+        /// The operation that failed.
+        doing: &'static str,
+    },
     /// The process is a child that was forked after the cache was made.
     #[error("a forked process does not have its parent's mappings; make a cache of its own")]
     Forked,

@@ -238,7 +238,7 @@ impl Mapping {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Access`] if the mapping is for reading only;
-    /// [`Error::Full`]; [`Error::BeyondEnd`].
+    /// [`Error::Full`]; [`Error::TooManyPins`]; [`Error::BeyondEnd`].
     pub fn pin(&self, range: impl RangeBounds<usize>, access: Access) -> Result<Pin<'_>> {
         let range = self.within(range)?;
         let writes = access == Access::ReadWrite;

@@ -591,6 +591,7 @@ fn error(doing: &'static str, error: CoreError<Failure>) -> Error {
     match error {
         CoreError::Machine(Failure::System(errno)) => Error::of(doing, errno),
         CoreError::Machine(Failure::BeyondEnd) => Error::BeyondEnd { doing },
+        CoreError::TooManyPins => Error::TooManyPins { doing },
         _ => Error::Full { doing },
     }
 }

@@ -378,6 +378,25 @@ fn forgotten_pins_end_with_the_last_mapping() {
 }
 
 #[test]
+fn too_many_pins_of_a_page_are_an_error() {
+    let cache = cache(8);
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(8), .., Access::ReadWrite).unwrap();
+    let pin = |access| mapping.pin(..8, access);
+    let pins: Vec<_> = (0..1 << 15).map(|_| pin(Access::Read).unwrap()).collect();
+    for access in [Access::Read, Access::ReadWrite] {
+        let error = pin(access).unwrap_err();
+        assert!(matches!(error, Error::TooManyPins { .. }), "{error}");
+    }
+    // Everything else goes on.
+    store(&mapping, 0, 0, 5);
+    mapping.read_at(&mut [0; 8], 0).unwrap();
+    mapping.sync().unwrap();
+    drop(pins);
+    drop(pin(Access::ReadWrite).unwrap());
+}
+
+#[test]
 fn a_cache_full_of_pins_is_an_error() {
     let cache = cache(4);
     let fixture = Fixture::new();
