@@ -35,28 +35,34 @@ static PREVIOUS: OnceLock<Previous> = OnceLock::new();
 pub(crate) fn install() -> Result<()> {
     let mut result = Ok(());
     PREVIOUS.get_or_init(|| {
-        let (previous, installed) = exchange_handler();
-        result = installed;
-        previous
+        let previous = action();
+        result = install_own().map_err(|errno| Error::of("installing a handler of SIGBUS", errno));
+        Previous(previous)
     });
     result
 }
 
-fn exchange_handler() -> (Previous, Result<()>) {
-    // SAFETY: the structures are plain data. The old action is read first, so that a fault of
-    // another thread right after the second call finds it.
+/// What happens at SIGBUS now.
+fn action() -> libc::sigaction {
+    // SAFETY: the structure is plain data, which the call fills.
     unsafe {
-        let mut old = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
-        let mut new = old;
-        libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut old);
-        new.sa_sigaction = on_sigbus as *const () as usize;
-        new.sa_flags = libc::SA_SIGINFO;
-        libc::sigfillset(&raw mut new.sa_mask);
-        let installed = match libc::sigaction(libc::SIGBUS, &raw const new, ptr::null_mut()) {
+        let mut action = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
+        libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut action);
+        action
+    }
+}
+
+fn install_own() -> Result<(), Errno> {
+    // SAFETY: the structure is plain data, which the calls fill and read.
+    unsafe {
+        let mut own = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
+        own.sa_sigaction = on_sigbus as *const () as usize;
+        own.sa_flags = libc::SA_SIGINFO;
+        libc::sigfillset(&raw mut own.sa_mask);
+        match libc::sigaction(libc::SIGBUS, &raw const own, ptr::null_mut()) {
             0 => Ok(()),
-            _ => Err(Error::of("installing a handler of SIGBUS", Errno::INVAL)),
-        };
-        (Previous(old), installed)
+            _ => Err(Errno::INVAL),
+        }
     }
 }
 
@@ -67,10 +73,15 @@ extern "C" fn on_sigbus(
     context: *mut libc::c_void,
 ) {
     sys::keeping_errno(|| {
+        // A handler of the program's that calls this one may have left signals open.
+        let blocked = sys::BlockedSignals::new();
         // SAFETY: the kernel gives a handler both structures.
         let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-        // A positive code is the kernel's: the thread's own access.
-        if code <= 0 || !is_handled(address, is_store(context)) {
+        // An access to a page that cannot be had. What others send, and errors of memory, is the
+        // program's.
+        let is_handled = code == libc::BUS_ADRERR && is_handled(address, is_store(context));
+        drop(blocked);
+        if !is_handled {
             pass_on(signal, info, context);
         }
     });
@@ -116,6 +127,8 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
         libc::SIG_IGN if unsafe { (*info).si_code } > 0 => end(signal, info),
         libc::SIG_IGN => {}
         handler => {
+            // The mask of the code that called this handler comes back afterwards.
+            let _mask = sys::BlockedSignals::new();
             set_mask(previous, context);
             // SAFETY: the address is the one of a handler of the kind that the flag tells.
             unsafe {
@@ -130,6 +143,14 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
                     let handler: extern "C" fn(libc::c_int) = std::mem::transmute(handler);
                     handler(signal);
                 }
+            }
+            // A signal that another process has sent says nothing of later faults. A handler that
+            // gives up (that of Rust's library waits for the access to be repeated) must not take
+            // the faults away from the caches.
+            // SAFETY: the kernel gives a handler the structure.
+            let is_sent = unsafe { (*info).si_code } <= 0;
+            if is_sent && action().sa_sigaction == libc::SIG_DFL {
+                let _ = install_own();
             }
         }
     }

@@ -144,6 +144,65 @@ fn a_signal_that_another_process_sends_ends_the_process_too() {
 }
 
 #[test]
+fn faults_are_handled_after_a_signal_that_was_sent() {
+    if !own_process::entered("faults_are_handled_after_a_signal_that_was_sent") {
+        return;
+    }
+    // The handler of Rust's library sets the default action and returns.
+    let cache = cache(8);
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(16), .., Access::ReadWrite).unwrap();
+    for page in 0..16 {
+        // SAFETY: the call takes no memory.
+        unsafe { libc::raise(libc::SIGBUS) };
+        assert_eq!(load(&mapping, page, 0), pattern(page));
+    }
+}
+
+/// The handler of the cache, which a later one of the program's calls.
+static CHAINED: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the address is the one of a handler of this kind.
+    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+        unsafe { std::mem::transmute(CHAINED.load(Ordering::Relaxed)) };
+    handler(signal, info, context);
+}
+
+#[test]
+fn a_later_handler_that_blocks_no_signals_may_call_the_caches() {
+    if !own_process::entered("a_later_handler_that_blocks_no_signals_may_call_the_caches") {
+        return;
+    }
+    let cache = cache(8);
+    let fixture = Fixture::new();
+    let pages = TICKING_PAGES as usize;
+    let mapping = cache.map(&fixture.file(pages), .., Access::ReadWrite).unwrap();
+    TICKING.store(mapping.as_ptr().cast(), Ordering::Relaxed);
+    // SAFETY: the structures are plain data, which the calls fill and read.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut action);
+        CHAINED.store(action.sa_sigaction, Ordering::Relaxed);
+        action.sa_sigaction = chain as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
+        libc::sigemptyset(&raw mut action.sa_mask);
+        libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
+        // Ends a deadlock.
+        let limit = libc::rlimit { rlim_cur: 60, rlim_max: 60 };
+        libc::setrlimit(libc::RLIMIT_CPU, &raw const limit);
+    }
+    install(libc::SIGALRM, on_tick);
+    timer(200);
+    let mut step = 0;
+    while TICKS.load(Ordering::Relaxed) < 2000 {
+        step += 1;
+        store(&mapping, step * 13 % pages, 3, 1);
+    }
+    timer(0);
+}
+
+#[test]
 fn a_store_to_a_read_only_mapping_is_sigsegv() {
     if let Some(output) = own_process::run("a_store_to_a_read_only_mapping_is_sigsegv") {
         assert_eq!(output.status.code(), Some(SEEN), "{output:?}");
@@ -478,6 +537,14 @@ extern "C" fn on_tick(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     ENDED.fetch_add(1, Ordering::Release);
 }
 
+/// Has the alarm ring at intervals; with zero, no more.
+fn timer(microseconds: i64) {
+    let interval = libc::timeval { tv_sec: 0, tv_usec: microseconds };
+    let timer = libc::itimerval { it_interval: interval, it_value: interval };
+    // SAFETY: the call reads the structure.
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
+}
+
 #[test]
 fn signal_handlers_may_use_mappings() {
     if !own_process::entered("signal_handlers_may_use_mappings") {
@@ -489,12 +556,6 @@ fn signal_handlers_may_use_mappings() {
     let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
     TICKING.store(mapping.as_ptr().cast(), Ordering::Relaxed);
     install(libc::SIGALRM, on_tick);
-    let timer = |microseconds| {
-        let interval = libc::timeval { tv_sec: 0, tv_usec: microseconds };
-        let timer = libc::itimerval { it_interval: interval, it_value: interval };
-        // SAFETY: the call reads the structure.
-        unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
-    };
     timer(200);
     // The handler interrupts faults, and the interface, in all places.
     let mut round = 0;
