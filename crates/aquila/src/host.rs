@@ -17,7 +17,7 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::{BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use rustix::fs::{FallocateFlags, fallocate, fdatasync, fstat, ftruncate};
@@ -170,24 +170,69 @@ pub(crate) struct Host {
     /// Whether stores to clean pages fault.
     pub(crate) write_protect: bool,
     pub(crate) files: Box<[HostFile]>,
+    /// Bytes of each frame's page that its file had when it was read. Less than a page only for the
+    /// page in which the file ended then.
+    lengths: Box<[AtomicU16]>,
     /// What is between a file and its memory file. A thread takes one that no other thread has.
     buffers: Box<[Mutex<Box<[u8]>>]>,
 }
 
 impl Host {
-    pub(crate) fn new(cache: u64, uffd: OwnedFd, write_protect: bool, processors: usize) -> Self {
+    pub(crate) fn new(
+        cache: u64,
+        uffd: OwnedFd,
+        write_protect: bool,
+        processors: usize,
+        frames: u32,
+    ) -> Self {
         let buffer = || Mutex::new(vec![0; BUFFER].into_boxed_slice());
         Self {
             cache,
             uffd,
             write_protect,
             files: (0..MOST_FILES).map(|_| HostFile::new()).collect(),
+            lengths: (0..frames).map(|_| AtomicU16::new(0)).collect(),
             buffers: (0..2 * processors).map(|_| buffer()).collect(),
         }
     }
 
     fn file(&self, page: &Page) -> &HostFile {
         &self.files[page.key.file() as usize]
+    }
+
+    /// The page has so many bytes that its file has, too.
+    pub(crate) fn set_length_of(&self, page: &Page, bytes: usize) {
+        self.lengths[page.frame as usize].store(bytes as u16, Ordering::Relaxed);
+    }
+
+    /// Makes a page in a buffer what its file should have. The file has `end` bytes of the page
+    /// now, and may have had less when the page was read. Then another program, or this one by
+    /// `write(2)`, has filled the rest since. The page gets what it has filled in, except where the
+    /// page has stores of its own, which are not zero.
+    fn finish(&self, page: &Page, bytes: &mut [u8], end: usize) -> Result<(), Errno> {
+        let file = self.file(page);
+        let length = usize::from(self.lengths[page.frame as usize].load(Ordering::Relaxed));
+        let mut at = length;
+        while at < end {
+            let mut appended = [0; 512];
+            let part = appended.len().min(end - at);
+            let read = read_fully(file.reader()?, &mut appended[..part], offset(page) + at as u64)?;
+            for (byte, appended) in bytes[at..at + read].iter_mut().zip(&appended) {
+                if *byte == 0 {
+                    *byte = *appended;
+                }
+            }
+            at += part;
+        }
+        bytes[end..].fill(0);
+        // Pages with pins for writing may change at any time.
+        let changes = length < end || end < PAGE_SIZE;
+        if page.dirty && changes {
+            let from = length.min(end);
+            write_fully(file.memory()?, &bytes[from..], offset(page) + from as u64)?;
+            self.set_length_of(page, end);
+        }
+        Ok(())
     }
 
     /// Calls a function with a buffer. Threads that have one do I/O and wait for nothing else.
@@ -288,6 +333,9 @@ impl Machine for Host {
                 return Err(Failure::BeyondEnd);
             }
             bytes[length..].fill(0);
+            for (step, page) in run.iter().enumerate() {
+                self.set_length_of(page, (length - step * PAGE_SIZE).min(PAGE_SIZE));
+            }
             Ok(write_fully(memory, bytes, offset(&run[0]))?)
         })
     }
@@ -300,11 +348,15 @@ impl Machine for Host {
         let end = fstat(writer)?.st_size.cast_unsigned();
         for part in run.chunks(MOST_PAGES as usize) {
             let start = offset(&part[0]);
-            let bytes = (part.len() * PAGE_SIZE).min(end.saturating_sub(start) as usize);
+            let length = (part.len() * PAGE_SIZE).min(end.saturating_sub(start) as usize);
             self.with_buffer(|buffer| {
-                let bytes = &mut buffer[..bytes];
+                let bytes = &mut buffer[..part.len() * PAGE_SIZE];
                 read_fully(memory, bytes, start)?;
-                write_fully(writer, bytes, start)
+                for (page, bytes) in part.iter().zip(bytes.chunks_mut(PAGE_SIZE)) {
+                    let before = (offset(page) - start) as usize;
+                    self.finish(page, bytes, length.saturating_sub(before).min(PAGE_SIZE))?;
+                }
+                write_fully(writer, &bytes[..length], start)
             })?;
         }
         Ok(())

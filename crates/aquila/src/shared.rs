@@ -158,7 +158,7 @@ impl Shared {
             policy: words(policy_words),
             counters: (0..processors).map(|_| Counters::default()).collect(),
         };
-        let host = Host::new(number, uffd, write_protect, processors);
+        let host = Host::new(number, uffd, write_protect, processors, capacity);
         let cell = Cell::new(memory, |memory| {
             let policy = match policy {
                 PolicyChoice::S3Fifo => AnyPolicy::S3Fifo(S3Fifo::new(&memory.policy, capacity)),
@@ -493,9 +493,16 @@ impl Shared {
     fn set_length_of(&self, number: u32, descriptor: &File, length: u64) -> Result<()> {
         let failed = |errno| Error::of(DOING_LENGTH, errno);
         let file = &self.host().files[number as usize];
+        let before = file.look().map_err(failed)?;
+        if before < length {
+            // What was stored beyond the end is not in the file.
+            self.clear_end(number, before)?;
+        }
         file.set_length(descriptor.as_fd(), length).map_err(failed)?;
         file.look().map_err(failed)?;
-        self.clear_end(number, length)?;
+        if length < before {
+            self.clear_end(number, length)?;
+        }
         let first = length.div_ceil(PAGE_SIZE as u64);
         if first >= Key::PAGES {
             return Ok(());
@@ -517,7 +524,12 @@ impl Shared {
             return Ok(());
         }
         let zeros = [0; PAGE_SIZE];
-        let write = |_| write_fully(file.memory()?, &zeros[inside..], length);
+        let write = |page| {
+            write_fully(file.memory()?, &zeros[inside..], length)?;
+            // From now on the page ends as the file does.
+            self.host().set_length_of(&page, inside);
+            Ok::<_, Errno>(())
+        };
         // A file that is mapped for reading only has no pages to write back.
         let access = if file.writer().is_ok() { Access::Write } else { Access::Read };
         let key = key(number, page);

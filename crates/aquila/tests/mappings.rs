@@ -550,6 +550,77 @@ fn write_back_makes_no_file_longer_that_the_cache_has_cut_off() {
 }
 
 #[test]
+fn write_back_keeps_what_was_appended_to_the_last_page() {
+    for (name, cache) in caches(8) {
+        let fixture = Fixture::new();
+        let file = common::create(&fixture.path());
+        file.write_all_at(&[1; 100], 0).unwrap();
+        let mapping = cache.map(&file, ..PAGE_SIZE as u64 * 4, Access::ReadWrite).unwrap();
+        store(&mapping, 0, 0, 9);
+        file.write_all_at(&[7; 5000], 100).unwrap();
+        // Beyond the length that the page was read with.
+        store(&mapping, 0, 20, 11);
+        mapping.sync().unwrap();
+        let expected = |at: usize| match at {
+            0 => 9,
+            160 => 11,
+            1..8 => 0,
+            8..100 => 1,
+            _ if name == "kernel" && (161..168).contains(&at) => 0,
+            _ => 7,
+        };
+        let mut bytes = [0; 5100];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        for (at, byte) in bytes.iter().enumerate() {
+            assert_eq!(*byte, expected(at), "{name}: byte {at}");
+        }
+        // The mapping shows it now, and the next write-back writes the same.
+        assert_eq!(load(&mapping, 0, 500), 0x0707_0707_0707_0707, "{name}");
+        store(&mapping, 0, 0, 10);
+        mapping.sync().unwrap();
+        file.read_exact_at(&mut bytes[..1], 0).unwrap();
+        let mut after = [0; 5100];
+        file.read_exact_at(&mut after, 0).unwrap();
+        assert_eq!(after, bytes, "{name}");
+        // A file that became longer is written to its new end.
+        file.set_len(2 * PAGE_SIZE as u64).unwrap();
+        store(&mapping, 1, 511, 12);
+        mapping.sync().unwrap();
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, 2 * PAGE_SIZE as u64 - 8).unwrap();
+        assert_eq!(u64::from_le_bytes(word), 12, "{name}");
+    }
+}
+
+#[test]
+fn stores_beyond_the_end_do_not_show_when_the_file_becomes_longer() {
+    for (name, cache) in caches(8) {
+        for syncs_before in [true, false] {
+            let fixture = Fixture::new();
+            let file = common::create(&fixture.path());
+            file.write_all_at(&[1; 100], 0).unwrap();
+            let mapping = cache.map(&file, ..PAGE_SIZE as u64, Access::ReadWrite).unwrap();
+            store(&mapping, 0, 25, 66);
+            if syncs_before {
+                mapping.sync().unwrap();
+            } else if name == "kernel" {
+                // The kernel clears the rest of a page when it writes the page, or at once.
+                continue;
+            }
+            cache.set_length(&file, PAGE_SIZE as u64).unwrap();
+            mapping.sync().unwrap();
+            assert_eq!(load(&mapping, 0, 25), 0, "{name}");
+            store(&mapping, 0, 30, 0);
+            store(&mapping, 0, 26, 67);
+            mapping.sync().unwrap();
+            let mut bytes = [9; 16];
+            file.read_exact_at(&mut bytes, 200).unwrap();
+            assert_eq!((bytes[0], bytes[8]), (0, 67), "{name}");
+        }
+    }
+}
+
+#[test]
 fn a_mapping_may_be_longer_than_the_file_is_yet() {
     for (name, cache) in caches(16) {
         let fixture = Fixture::new();
