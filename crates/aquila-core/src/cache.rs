@@ -20,7 +20,7 @@
 use core::ops::RangeInclusive;
 
 use crate::dirty::DirtySet;
-use crate::frame::{Frame, Frames, Key, Pin, State};
+use crate::frame::{Frame, Frames, Key, Pin, State, Word};
 use crate::free_lists::FreeLists;
 use crate::index::Index;
 use crate::machine::{Machine, Page};
@@ -408,7 +408,8 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
                 return Ok(frame);
             }
             // After a failed write only clean pages can leave.
-            match self.evict_batch(failed.is_some(), attempt % TRUST == TRUST - 1) {
+            let any = attempt % TRUST == TRUST - 1;
+            match self.evict_batch(failed.is_some(), any) {
                 (0, None) => {}
                 (0, Some(error)) => {
                     failed = Some(error);
@@ -416,22 +417,30 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
                 }
                 _ => continue,
             }
-            if let Some(error) = failed {
-                return Err(Error::Machine(error));
-            }
-            if self.is_full_of_pins() {
-                break;
+            match failed {
+                // The error is the caller's if only waiting for that storage is left.
+                Some(error) if !self.may_become_free(Self::is_clean_or_busy) => {
+                    return Err(Error::Machine(error));
+                }
+                None if !self.may_become_free(|word| !word.is_held()) => break,
+                _ => {}
             }
             self.machine.wait(attempt);
         }
         Err(Error::Full)
     }
 
-    /// Whether every frame that may be used has a page that a caller has pinned. The pins of
-    /// threads in the middle of a fault do not count: they end.
-    fn is_full_of_pins(&self) -> bool {
-        let is_held = |frame: &Frame| self.frames.word(*frame).is_held();
-        (0..self.frames.count()).filter(is_held).count() >= self.size() as usize
+    /// Whether there are frames among those that may be used that a thread may get if it waits. The
+    /// pins of threads in the middle of a fault do not count: they end.
+    fn may_become_free(&self, may: impl Fn(Word) -> bool) -> bool {
+        let stays = |frame: &Frame| !may(self.frames.word(*frame));
+        (0..self.frames.count()).filter(stays).count() < self.size() as usize
+    }
+
+    /// Whether a frame has no page that cannot leave unless it is written, or may soon have none.
+    fn is_clean_or_busy(word: Word) -> bool {
+        let is_resident = word.state() == State::Resident;
+        !is_resident || (!word.is_held() && (word.is_locked() || !word.is_dirty()))
     }
 
     /// Evicts pages that the policy proposes, or `any` pages. Returns how many have left, and the

@@ -446,6 +446,44 @@ fn a_full_disk_is_reported_and_loses_nothing() {
 }
 
 #[test]
+fn a_file_that_cannot_be_written_keeps_no_other_from_being_read() {
+    // Policies that propose pages of the file that cannot be written, again and again.
+    for policy in [PolicyChoice::S3Fifo, PolicyChoice::Clock, PolicyChoice::Lru] {
+        let cache = options(64).policy(policy.clone()).build().unwrap();
+        // SAFETY: the call makes a descriptor, which the file owns.
+        let bad = unsafe {
+            use std::os::fd::FromRawFd as _;
+            let flags = libc::MFD_ALLOW_SEALING;
+            std::fs::File::from_raw_fd(libc::memfd_create(c"bad".as_ptr(), flags))
+        };
+        bad.set_len(64 * PAGE_SIZE as u64).unwrap();
+        let stores = cache.map(&bad, .., Access::ReadWrite).unwrap();
+        let fixture = Fixture::new();
+        let mapping = cache.map(&fixture.file(512), .., Access::Read).unwrap();
+        mapping.advise(Advice::Random).unwrap();
+        (0..40).for_each(|page| store(&stores, page, 0, 1));
+        let seal = libc::F_SEAL_FUTURE_WRITE;
+        // SAFETY: the call takes no memory.
+        assert_eq!(unsafe { libc::fcntl(bad.as_raw_fd(), libc::F_ADD_SEALS, seal) }, 0);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let mapping = &mapping;
+                scope.spawn(move || {
+                    for step in 0..3000 {
+                        let page = (thread * 31 + step * 37) % 512;
+                        let mut bytes = [0; 8];
+                        mapping.read_at(&mut bytes, page * PAGE_SIZE).unwrap();
+                        assert_eq!(u64::from_le_bytes(bytes), pattern(page));
+                    }
+                });
+            }
+        });
+        assert!(stores.sync().is_err());
+        assert_eq!(cache.statistics().unwrap().dirty, 40, "{policy:?}");
+    }
+}
+
+#[test]
 fn a_shorter_file_keeps_its_length() {
     let cache = cache(16);
     let fixture = Fixture::new();
