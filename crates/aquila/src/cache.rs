@@ -14,6 +14,11 @@ use crate::probe::{self, DirtyTracking};
 use crate::shared::{PolicyChoice, Shared};
 use crate::{PAGE_SIZE, signal};
 
+/// Pages that a cache has at least. One instruction may access several pages at once (both operands
+/// of a move may lie across a border), and so may each thread: with too few pages the threads would
+/// take them from one another for ever.
+const LEAST_PAGES: u32 = 64;
+
 /// How a cache handles faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Backend {
@@ -57,10 +62,11 @@ pub struct Options {
     policy: PolicyChoice,
     backend: BackendChoice,
     dirty_tracking: DirtyTracking,
+    least: u32,
 }
 
 impl Options {
-    /// A cache of so many bytes.
+    /// A cache of so many bytes: at least 256 KiB.
     pub fn new(size: u64) -> Self {
         Self {
             size,
@@ -68,7 +74,17 @@ impl Options {
             policy: PolicyChoice::default(),
             backend: BackendChoice::default(),
             dirty_tracking: DirtyTracking::default(),
+            least: LEAST_PAGES,
         }
+    }
+
+    /// Allows caches of a page and more, which evict all the time: for tests that access one page
+    /// at a time.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn without_minimum(mut self) -> Self {
+        self.least = 1;
+        self
     }
 
     /// Bytes to which the cache can grow ([`Cache::resize`]): 1.5 to 2 % of them are taken for its
@@ -108,22 +124,23 @@ impl Options {
         let pages = |bytes: u64| {
             u32::try_from(bytes / PAGE_SIZE as u64)
                 .ok()
-                .filter(|pages| (1..=Layout::MOST_FRAMES).contains(pages))
+                .filter(|pages| (self.least..=Layout::MOST_FRAMES).contains(pages))
                 .ok_or(Error::BadSize { bytes })
         };
         let size = pages(self.size)?;
         let capacity = pages(self.capacity.max(self.size))?;
         if self.backend == BackendChoice::Only(Backend::Kernel) {
-            return Ok(Cache { shared: None, why_kernel: "it was asked for".to_owned() });
+            let why_kernel = "it was asked for".to_owned();
+            return Ok(Cache { shared: None, why_kernel, least: self.least });
         }
         match (probe::open(self.dirty_tracking), self.backend) {
             (Ok(uffd), _) => {
                 signal::install()?;
                 let shared = Shared::new(size, capacity, self.policy, uffd)?;
-                Ok(Cache { shared: Some(shared), why_kernel: String::new() })
+                Ok(Cache { shared: Some(shared), why_kernel: String::new(), least: self.least })
             }
             (Err(error), BackendChoice::Auto) => {
-                Ok(Cache { shared: None, why_kernel: error.to_string() })
+                Ok(Cache { shared: None, why_kernel: error.to_string(), least: self.least })
             }
             (Err(error), BackendChoice::Only(_)) => Err(error),
         }
@@ -138,6 +155,8 @@ pub struct Cache {
     /// `None`: the kernel's page cache is used.
     shared: Option<Arc<Shared>>,
     why_kernel: String,
+    /// Pages that it has at least.
+    least: u32,
 }
 
 impl Cache {
@@ -206,14 +225,14 @@ impl Cache {
     /// Makes the cache larger, up to its capacity, or smaller, by evicting pages.
     ///
     /// # Errors
-    /// [`Error::BadSize`] if it is less than a page or more than the capacity; [`Error::Full`] if
+    /// [`Error::BadSize`] if it is less than 256 KiB or more than the capacity; [`Error::Full`] if
     /// too many pages are pinned; what the storage said of a write. [`Error::Unsupported`] if the
     /// kernel has the cache.
     pub fn resize(&self, bytes: u64) -> Result<()> {
         let doing = "resizing the cache";
         let shared = self.shared.as_ref().ok_or(Error::Unsupported { doing })?;
         let pages = bytes / PAGE_SIZE as u64;
-        if pages < 1 || pages > shared.capacity().into() {
+        if pages < self.least.into() || pages > shared.capacity().into() {
             return Err(Error::BadSize { bytes });
         }
         shared.resize(pages as u32)

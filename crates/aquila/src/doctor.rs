@@ -31,7 +31,7 @@ pub struct Check {
 /// syncs and compares. Takes about a millisecond.
 pub fn doctor() -> Vec<Check> {
     let own = BackendChoice::Only(Backend::Userfaultfd);
-    let options = Options::new((CACHE * PAGE_SIZE) as u64);
+    let options = Options::new((CACHE * PAGE_SIZE) as u64).without_minimum();
     let candidates = [
         (
             Backend::Userfaultfd,

@@ -23,8 +23,11 @@ pub enum Error {
         /// The operation that failed.
         doing: &'static str,
     },
-    /// The cache would have no page, or more than it can have.
-    #[error("a cache of {bytes} bytes is not possible: it has at least 4096, at most 4 TiB")]
+    /// The cache would have fewer pages than a program needs, or more than it can have.
+    #[error(
+        "a cache of {bytes} bytes is not possible: it has at least 256 KiB, and at most its \
+         capacity, which is at most 4 TiB"
+    )]
     BadSize {
         /// Bytes that were asked for.
         bytes: u64,

@@ -13,7 +13,7 @@
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("data");
 //! # std::fs::write(&path, vec![1; 100 * PAGE_SIZE])?;
-//! let cache = Cache::new(64 << 10)?; // 16 pages
+//! let cache = Cache::new(256 << 10)?; // 64 pages
 //! let file = std::fs::OpenOptions::new().read(true).write(true).open(&path)?;
 //! let mapping = cache.map(&file, .., Access::ReadWrite)?;
 //!

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Fixture, address, cache, caches, load, options, pattern, store, word_in};
 use vellum_aquila::{
-    Access, Advice, Backend, BackendChoice, Cache, DirtyTracking, Error, Mapping, PAGE_SIZE,
-    PolicyChoice,
+    Access, Advice, Backend, BackendChoice, Cache, DirtyTracking, Error, Mapping, Options,
+    PAGE_SIZE, PolicyChoice,
 };
 use vellum_testing::random::Random;
 use vellum_testing::{own_process, small_disk::SmallDisk};
@@ -698,7 +698,11 @@ fn the_last_page_of_a_file_ends_with_zeros() {
 
 #[test]
 fn senseless_arguments_are_errors() {
-    let bad_sizes = [0, 4095, u64::MAX, 1 << 50];
+    let least = 64 * PAGE_SIZE as u64;
+    let small = Options::new(least).capacity(2 * least).build().unwrap();
+    let error = small.resize(least - 1).unwrap_err();
+    assert!(matches!(error, Error::BadSize { .. } | Error::Unsupported { .. }), "{error}");
+    let bad_sizes = [0, 4095, least - 1, u64::MAX, 1 << 50];
     for bytes in bad_sizes {
         assert!(matches!(Cache::new(bytes), Err(Error::BadSize { .. })), "{bytes}");
     }

@@ -73,7 +73,7 @@ pub fn store(mapping: &Mapping, page: usize, word: usize, value: u64) {
 }
 
 pub fn options(pages: usize) -> Options {
-    Options::new((pages * PAGE_SIZE) as u64)
+    Options::new((pages * PAGE_SIZE) as u64).without_minimum()
 }
 
 /// A cache of so many pages that handles its own faults, with write protection where the kernel has
