@@ -453,7 +453,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         } else {
             self.policy.propose(&mut batch);
         }
-        let count = batch.count;
+        let count = core::mem::take(&mut batch.count);
         self.evict(&mut batch.pages[..count], false)
     }
 
@@ -874,6 +874,13 @@ struct Batch<'c, 'a, M, P> {
     most: usize,
 }
 
+/// A policy that panics leaves pages in the batch: they stay in the cache.
+impl<M, P> Drop for Batch<'_, '_, M, P> {
+    fn drop(&mut self) {
+        self.pages[..self.count].iter().for_each(|page| self.cache.frames.keep(page.frame));
+    }
+}
+
 impl<M: Machine, P: Policy> Evictor for Batch<'_, '_, M, P> {
     fn wants_more(&self) -> bool {
         self.count < self.most
@@ -881,6 +888,9 @@ impl<M: Machine, P: Policy> Evictor for Batch<'_, '_, M, P> {
 
     fn was_referenced(&mut self, frame: Frame) -> bool {
         let frames = &self.cache.frames;
+        if frame >= frames.count() {
+            return false;
+        }
         let by_fault = frames.take_reference(frame);
         let key = frames.key(frame).filter(|_| frames.word(frame).state() == State::Resident);
         let by_machine = key
@@ -889,7 +899,7 @@ impl<M: Machine, P: Policy> Evictor for Batch<'_, '_, M, P> {
     }
 
     fn take(&mut self, frame: Frame) -> bool {
-        if self.count == self.most {
+        if self.count == self.most || frame >= self.cache.frames.count() {
             return false;
         }
         let Ok(key) = self.cache.frames.try_evict(frame, self.clean) else {

@@ -7,6 +7,7 @@ mod machine;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use machine::{Memory, TestMachine, all, key, load, store, words};
 use proptest::prelude::*;
@@ -265,7 +266,8 @@ fn a_policy_of_the_users_own_can_be_used_and_cannot_do_harm() {
         fn touch(&self, _: Frame) {}
         fn remove(&self, _: Frame, _: Key) {}
         fn propose(&self, evictor: &mut dyn Evictor) {
-            for frame in [3, 3, 3, 0, 1, 0, 2, 1, 3] {
+            for frame in [3, 4, 3, 3, u32::MAX, 0, 1, 0, 2, 1000, 1, 3] {
+                evictor.was_referenced(frame);
                 evictor.take(frame);
             }
         }
@@ -278,6 +280,28 @@ fn a_policy_of_the_users_own_can_be_used_and_cannot_do_harm() {
             store(&cache, key(page), round + 1).unwrap();
         }
     }
+}
+
+#[test]
+fn a_policy_that_panics_leaves_the_pages_where_they_are() {
+    struct Panicking(AtomicBool);
+    impl Policy for Panicking {
+        fn admit(&self, _: Frame, _: Key) {}
+        fn touch(&self, _: Frame) {}
+        fn remove(&self, _: Frame, _: Key) {}
+        fn propose(&self, evictor: &mut dyn Evictor) {
+            (0..4).for_each(|frame| _ = evictor.take(frame));
+            assert!(self.0.load(Ordering::Relaxed), "planned");
+        }
+    }
+    let memory = Memory::new(4);
+    let cache = memory.cache(Panicking(AtomicBool::new(false)), 4);
+    (0..4).for_each(|page| store(&cache, key(page), page + 1).unwrap());
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| load(&cache, key(4), 0)));
+    assert!(caught.is_err());
+    cache.policy().0.store(true, Ordering::Relaxed);
+    assert_eq!(load(&cache, key(4), 0), Ok(0));
+    (0..4).for_each(|page| assert_eq!(load(&cache, key(page), 0), Ok(page + 1)));
 }
 
 #[test]

@@ -36,7 +36,8 @@ pub enum PolicyChoice {
     Clock,
     /// The least recently faulted pages, roughly: the paper's policy.
     Lru,
-    /// The user's own.
+    /// The user's own. It runs in a signal handler, in the middle of anything that a thread does:
+    /// it must not allocate and not wait for a lock. If it panics, the process ends.
     Custom(Arc<dyn Policy + Send + Sync>),
 }
 
@@ -68,23 +69,42 @@ impl AnyPolicy<'_> {
             Self::Custom(policy) => &**policy,
         }
     }
+
+    /// Calls the policy. A panic would leave pages that are neither in the cache nor out of it, and
+    /// cannot leave a signal handler anyway.
+    fn call<T>(&self, f: impl FnOnce(&dyn Policy) -> T) -> T {
+        let end = EndOfProcess;
+        let result = f(self.get());
+        std::mem::forget(end);
+        result
+    }
+}
+
+/// Ends the process when it is dropped.
+struct EndOfProcess;
+
+impl Drop for EndOfProcess {
+    fn drop(&mut self) {
+        eprintln!("a replacement policy of vellum-aquila panicked: the process ends");
+        std::process::abort();
+    }
 }
 
 impl Policy for AnyPolicy<'_> {
     fn admit(&self, frame: Frame, key: Key) {
-        self.get().admit(frame, key);
+        self.call(|policy| policy.admit(frame, key));
     }
 
     fn touch(&self, frame: Frame) {
-        self.get().touch(frame);
+        self.call(|policy| policy.touch(frame));
     }
 
     fn remove(&self, frame: Frame, key: Key) {
-        self.get().remove(frame, key);
+        self.call(|policy| policy.remove(frame, key));
     }
 
     fn propose(&self, evictor: &mut dyn Evictor) {
-        self.get().propose(evictor);
+        self.call(|policy| policy.propose(evictor));
     }
 }
 

@@ -10,7 +10,10 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use common::{Fixture, address, cache, load, pattern, store, word_in};
-use vellum_aquila::{Access, Backend, BackendChoice, Error, Mapping, PAGE_SIZE};
+use vellum_aquila::{
+    Access, Backend, BackendChoice, Error, Evictor, Frame, Key, Mapping, PAGE_SIZE, Policy,
+    PolicyChoice,
+};
 use vellum_testing::own_process;
 
 fn text(output: &Output) -> String {
@@ -585,6 +588,32 @@ fn signal_handlers_may_use_mappings() {
         let ended = ENDED.load(Ordering::Acquire);
         ended == TICKS.load(Ordering::Relaxed) && counted() == ended
     });
+}
+
+#[test]
+fn a_policy_that_panics_ends_the_process() {
+    struct Panicking;
+    impl Policy for Panicking {
+        fn admit(&self, _: Frame, _: Key) {}
+        fn touch(&self, _: Frame) {}
+        fn remove(&self, _: Frame, _: Key) {}
+        fn propose(&self, evictor: &mut dyn Evictor) {
+            evictor.take(0);
+            panic!("planned");
+        }
+    }
+    if let Some(output) = own_process::run("a_policy_that_panics_ends_the_process") {
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("policy"), "{output:?}");
+        return;
+    }
+    let policy = PolicyChoice::Custom(std::sync::Arc::new(Panicking));
+    let cache = common::options(8).policy(policy).build().unwrap();
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(64), .., Access::Read).unwrap();
+    let read = |page| mapping.read_at(&mut [0], page * PAGE_SIZE).unwrap();
+    let all = std::panic::AssertUnwindSafe(|| (0..64).for_each(read));
+    let _ = std::panic::catch_unwind(all);
 }
 
 #[test]

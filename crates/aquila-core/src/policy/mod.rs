@@ -2,8 +2,9 @@
 //!
 //! A policy hears what the faults show of the program's accesses, and proposes frames. The cache
 //! decides: it refuses frames whose pages are pinned or just being used. Threads call a policy at
-//! the same time, and in the middle of their faults: a policy has no locks, does not allocate and
-//! does not panic. A wrong proposal costs time and nothing else.
+//! the same time, and in the middle of their faults, which on Linux is a signal handler: a policy
+//! has no locks, does not allocate and does not panic. A wrong proposal costs time and nothing
+//! else.
 //!
 //! | policy | evicts | words |
 //! |---|---|---|
