@@ -53,7 +53,9 @@
 //! - Changes that are not synced are lost if the process is killed.
 //! - A forked child does not have the mappings.
 //! - A program that handles SIGBUS itself installs its handler before it makes the first cache.
-//!   A thread that faults must not block SIGBUS.
+//!   A thread that faults must not block SIGBUS. It needs 32 KiB of its stack. A handler of
+//!   another signal that accesses mappings on an alternate stack (`sigaltstack`) needs one of 48
+//!   KiB, or the process ends with a message.
 
 mod cache;
 mod doctor;

@@ -66,6 +66,26 @@ fn install_own() -> Result<(), Errno> {
     }
 }
 
+/// Bytes of an alternate stack that must be left for a fault.
+const STACK: usize = 28 << 10;
+
+const SMALL_STACK: &str = "vellum-aquila: a signal handler faulted in a mapping on an alternate \
+     stack (sigaltstack) that is too small; make the stack 48 KiB or larger\n";
+
+/// Whether the handler runs on an alternate stack (`sigaltstack`) that is too small: it has
+/// interrupted another handler that runs there.
+fn is_on_a_small_stack() -> bool {
+    let here = 0_u8;
+    // SAFETY: the structure is plain data, which the call fills.
+    let stack = unsafe {
+        let mut stack = MaybeUninit::<libc::stack_t>::zeroed().assume_init();
+        libc::sigaltstack(ptr::null(), &raw mut stack);
+        stack
+    };
+    let left = (&raw const here).addr().saturating_sub(stack.ss_sp.addr());
+    stack.ss_flags & libc::SS_ONSTACK != 0 && left < STACK
+}
+
 /// The handler.
 extern "C" fn on_sigbus(
     signal: libc::c_int,
@@ -77,6 +97,13 @@ extern "C" fn on_sigbus(
         let blocked = sys::BlockedSignals::new();
         // SAFETY: the kernel gives a handler both structures.
         let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
+        if code == libc::BUS_ADRERR && is_on_a_small_stack() && place::at(address).is_some() {
+            // Going on would overwrite what is below the stack.
+            // SAFETY: if the program has closed it, the call fails.
+            let stderr = unsafe { sys::borrow(libc::STDERR_FILENO) };
+            let _ = rustix::io::write(stderr, SMALL_STACK.as_bytes());
+            return end(signal, info);
+        }
         // An access to a page that cannot be had. What others send, and errors of memory, is the
         // program's.
         let is_handled = code == libc::BUS_ADRERR && is_handled(address, is_store(context));

@@ -590,6 +590,55 @@ fn signal_handlers_may_use_mappings() {
     });
 }
 
+extern "C" fn load_from_a_far_page(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let word = TICKING.load(Ordering::Relaxed).wrapping_add(20 * PAGE_SIZE / 8);
+    // SAFETY: the word is within a mapping that lives as long as the handler is installed.
+    let found = unsafe { word.read_volatile() };
+    EXPECTED.store(found as usize, Ordering::Relaxed);
+}
+
+/// Faults in a handler that runs on an alternate stack of so many bytes.
+fn fault_on_an_alternate_stack(bytes: usize) {
+    let cache = cache(16);
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(64), .., Access::ReadWrite).unwrap();
+    TICKING.store(mapping.as_ptr().cast(), Ordering::Relaxed);
+    (0..16).for_each(|page| store(&mapping, page, 1, 1));
+    install(libc::SIGUSR1, load_from_a_far_page);
+    let memory = Box::leak(vec![0xab_u8; 256 << 10].into_boxed_slice());
+    let (below, own) = memory.split_at_mut((256 << 10) - bytes);
+    // SAFETY: the structures are plain data; nothing else uses the memory.
+    unsafe {
+        let stack = libc::stack_t { ss_sp: own.as_mut_ptr().cast(), ss_flags: 0, ss_size: bytes };
+        assert_eq!(libc::sigaltstack(&raw const stack, std::ptr::null_mut()), 0);
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGUSR1, std::ptr::null(), &raw mut action);
+        action.sa_flags |= libc::SA_ONSTACK;
+        libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut());
+        libc::raise(libc::SIGUSR1);
+    }
+    assert_eq!(EXPECTED.load(Ordering::Relaxed) as u64, pattern(20));
+    assert!(below.iter().all(|byte| *byte == 0xab), "the handler left its stack");
+}
+
+#[test]
+fn a_handler_on_a_large_alternate_stack_may_fault() {
+    if own_process::entered("a_handler_on_a_large_alternate_stack_may_fault") {
+        fault_on_an_alternate_stack(48 << 10);
+    }
+}
+
+#[test]
+fn a_fault_on_a_small_alternate_stack_ends_the_process_and_says_why() {
+    let test = "a_fault_on_a_small_alternate_stack_ends_the_process_and_says_why";
+    if let Some(output) = own_process::run(test) {
+        assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("48 KiB"), "{output:?}");
+        return;
+    }
+    fault_on_an_alternate_stack(16 << 10);
+}
+
 #[test]
 fn a_policy_that_panics_ends_the_process() {
     struct Panicking;
