@@ -66,8 +66,8 @@ pub enum Error {
         /// The operation that failed.
         doing: &'static str,
     },
-    /// It is not a regular file.
-    #[error("only regular files can be mapped through the cache")]
+    /// It is not a regular file, or one of a file system whose files have no length (`/proc`).
+    #[error("only regular files that have a length can be mapped through the cache")]
     NotAFile,
     /// The process has as many mappings as it can have, or the cache has as many files.
     #[error("{doing}: there are {most} already; drop some first")]

@@ -11,7 +11,9 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU64 as StdAtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, fcntl_getfl, fstat, ftruncate, memfd_create};
+use rustix::fs::{
+    FileType, MemfdFlags, Mode, OFlags, fcntl_getfl, fstat, fstatfs, ftruncate, memfd_create,
+};
 use rustix::io::Errno;
 use self_cell::self_cell;
 use vellum_aquila_core::{
@@ -132,6 +134,11 @@ struct Opened {
 }
 
 const DOING_LENGTH: &str = "changing a file's length";
+
+/// File systems that make contents when they are read: the lengths of their files say nothing.
+/// They are proc, sysfs, debugfs, tracefs, securityfs, and the two of cgroups.
+const WITHOUT_LENGTHS: [u64; 7] =
+    [0x9fa0, 0x6265_6572, 0x6462_6720, 0x7472_6163, 0x7363_6673, 0x0027_e0eb, 0x6367_7270];
 
 /// The device and the inode of a file.
 type Inode = (u64, u64);
@@ -266,7 +273,8 @@ impl Shared {
         let _blocked = self.enter()?;
         let stat = fstat(file).map_err(failed)?;
         let kind = FileType::from_raw_mode(stat.st_mode);
-        if kind != FileType::RegularFile {
+        let system = fstatfs(file).map_err(failed)?.f_type;
+        if kind != FileType::RegularFile || WITHOUT_LENGTHS.contains(&(system as u64)) {
             return Err(Error::NotAFile);
         }
         let flags = fcntl_getfl(file).map_err(failed)?;

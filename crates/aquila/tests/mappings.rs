@@ -734,6 +734,12 @@ fn senseless_arguments_are_errors() {
             assert!(matches!(cache.map(&zero, ..4096, Access::Read), Err(Error::NotAFile)));
         }
 
+        for path in ["/proc/self/maps", "/sys/kernel/mm/transparent_hugepage/enabled"] {
+            let Ok(file) = std::fs::File::open(path) else { continue };
+            let error = cache.map(&file, ..4096, Access::Read).unwrap_err();
+            assert!(error == Error::NotAFile || name == "kernel", "{name}: {path}: {error}");
+        }
+
         let mapping = cache.map(&read_only, .., Access::Read).unwrap();
         let reversed = std::ops::Range { start: 3, end: 2 };
         for range in [0..5 * PAGE_SIZE, reversed, usize::MAX - 1..usize::MAX] {
