@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::fdatasync;
 use rustix::io::Errno;
@@ -23,6 +24,8 @@ use crate::sys::{self, Mapped};
 pub(crate) struct KernelMapping {
     mapped: Mapped,
     file: File,
+    /// The locked ranges of all pins.
+    pins: Mutex<Vec<Range<usize>>>,
     /// The process that has it: a forked child has not.
     generation: Generation,
 }
@@ -36,7 +39,8 @@ impl KernelMapping {
         let mapped = Mapped::new(file, offset, bytes, writable).map_err(failed)?;
         // As with the other backend, so that a program behaves the same on both.
         mapped.is_not_inherited().map_err(failed)?;
-        Ok(Self { mapped, file: own, generation: generation::begin().map_err(failed)? })
+        let generation = generation::begin().map_err(failed)?;
+        Ok(Self { mapped, file: own, pins: Mutex::default(), generation })
     }
 
     pub(crate) fn mapped(&self) -> &Mapped {
@@ -104,11 +108,35 @@ impl KernelMapping {
         if durable { fdatasync(&self.file).map_err(failed) } else { Ok(()) }
     }
 
-    /// Locks pages in memory, or ends that.
-    pub(crate) fn lock(&self, pages: &Range<usize>, locked: bool) -> Result<()> {
+    /// Locks pages in memory.
+    pub(crate) fn pin(&self, pages: &Range<usize>) -> Result<()> {
         self.check()?;
-        sys::lock(self.start() + pages.start, pages.len(), locked)
-            .map_err(|errno| Error::of("pinning pages", errno))
+        let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        sys::lock(self.start() + pages.start, pages.len(), true)
+            .map_err(|errno| Error::of("pinning pages", errno))?;
+        pins.push(pages.clone());
+        Ok(())
+    }
+
+    /// Ends a pin: unlocks the pages that have no other one.
+    pub(crate) fn unpin(&self, pages: &Range<usize>) {
+        if self.check().is_err() {
+            return;
+        }
+        let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = pins.iter().position(|pin| pin == pages) {
+            pins.swap_remove(at);
+        }
+        let overlaps = |pin: &Range<usize>| pin.start < pages.end && pages.start < pin.end;
+        if !pins.iter().any(overlaps) {
+            let _ = sys::lock(self.start() + pages.start, pages.len(), false);
+            return;
+        }
+        for page in pages.clone().step_by(PAGE_SIZE) {
+            if !pins.iter().any(|pin| pin.contains(&page)) {
+                let _ = sys::lock(self.start() + page, PAGE_SIZE, false);
+            }
+        }
     }
 }
 

@@ -257,7 +257,7 @@ impl Mapping {
             }
             Backend::Kernel(kernel) => {
                 let pages = whole_pages(&range);
-                kernel.lock(&pages, true)?;
+                kernel.pin(&pages)?;
                 pin.range = pages;
             }
         }
@@ -382,7 +382,7 @@ impl Drop for Pin<'_> {
             }
             Backend::Kernel(kernel) => {
                 if !self.range.is_empty() {
-                    let _ = kernel.lock(&self.range, false);
+                    kernel.unpin(&self.range);
                 }
             }
         }

@@ -640,6 +640,30 @@ fn a_fault_on_a_small_alternate_stack_ends_the_process_and_says_why() {
 }
 
 #[test]
+fn a_pin_lasts_when_another_one_ends_on_the_kernel_backend_too() {
+    if !own_process::entered("a_pin_lasts_when_another_one_ends_on_the_kernel_backend_too") {
+        return;
+    }
+    let locked = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap().to_owned();
+        line.trim_end_matches("kB").trim().parse::<usize>().unwrap() * 1024 / PAGE_SIZE
+    };
+    let kernel = BackendChoice::Only(Backend::Kernel);
+    let cache = common::options(64).backend(kernel).build().unwrap();
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(4), .., Access::ReadWrite).unwrap();
+    let all = mapping.pin(.., Access::Read).unwrap();
+    let part = mapping.pin(PAGE_SIZE..2 * PAGE_SIZE, Access::Read).unwrap();
+    drop(mapping.pin(.., Access::Read).unwrap());
+    assert_eq!(locked(), 4);
+    drop(all);
+    assert_eq!(locked(), 1);
+    drop(part);
+    assert_eq!(locked(), 0);
+}
+
+#[test]
 fn a_policy_that_panics_ends_the_process() {
     struct Panicking;
     impl Policy for Panicking {
