@@ -317,6 +317,43 @@ fn a_forked_child_may_have_caches_of_its_own() {
 }
 
 #[test]
+fn a_forked_child_with_its_parents_number_is_a_child() {
+    if !own_process::entered("a_forked_child_with_its_parents_number_is_a_child") {
+        return;
+    }
+    const LEFT_OUT: i32 = 77;
+    let fixture = Fixture::new();
+    let file = fixture.file(8);
+    let status = in_child(&|| {
+        // SAFETY: the call takes no memory; this process has one thread.
+        if unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID) } != 0 {
+            // SAFETY: as in `in_child`.
+            unsafe { libc::_exit(LEFT_OUT) };
+        }
+        let status = in_child(&|| {
+            assert_eq!(std::process::id(), 1);
+            let mapping = cache(8).map(&file, .., Access::ReadWrite).unwrap();
+            store(&mapping, 0, 0, 7);
+            // SAFETY: as above.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWPID) }, 0);
+            let status = in_child(&|| {
+                assert_eq!(std::process::id(), 1);
+                assert_eq!(mapping.sync(), Err(Error::Forked));
+            });
+            assert_eq!(status, 0, "{status:#x}");
+            mapping.sync().unwrap();
+        });
+        assert_eq!(status, 0, "{status:#x}");
+    });
+    if status >> 8 == LEFT_OUT {
+        eprintln!("left out: this process may not make namespaces");
+        return;
+    }
+    assert_eq!(status, 0, "{status:#x}");
+    assert_eq!(word_in(&file, 0), 7);
+}
+
+#[test]
 fn a_forked_child_cannot_use_a_mapping_by_the_kernel() {
     if !own_process::entered("a_forked_child_cannot_use_a_mapping_by_the_kernel") {
         return;
