@@ -109,6 +109,15 @@ pub enum Error {
         /// The operation that failed.
         doing: &'static str,
     },
+    /// The mapping ends beyond the process' limit of file sizes, which counts for the memory that
+    /// the cache keeps pages in.
+    #[error("{doing}: it ends beyond the limit of file sizes, {limit} bytes; raise RLIMIT_FSIZE")]
+    FileSizeLimit {
+        /// The operation that failed.
+        doing: &'static str,
+        /// The limit.
+        limit: u64,
+    },
     /// Memory or addresses ran out.
     #[error("{doing}: not enough memory; free some, or raise the limit of the memory cgroup")]
     NoMemory {

@@ -15,6 +15,7 @@ use rustix::fs::{
     FileType, MemfdFlags, Mode, OFlags, fcntl_getfl, fstat, fstatfs, ftruncate, memfd_create,
 };
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use self_cell::self_cell;
 use vellum_aquila_core::{
     Access, Advice, AtomicU64, Cache as CoreCache, Clock, Counters, Error as CoreError, Evictor,
@@ -307,6 +308,11 @@ impl Shared {
             host.look().map_err(failed)?;
             let memory = host.memory().map_err(failed)?;
             if fstat(memory).map_err(failed)?.st_size.cast_unsigned() < end {
+                // Beyond the limit the call would end the process by SIGXFSZ.
+                let limit = getrlimit(Resource::Fsize).current;
+                if let Some(limit) = limit.filter(|limit| *limit < end) {
+                    return Err(Error::FileSizeLimit { doing, limit });
+                }
                 ftruncate(memory, end).map_err(failed)?;
             }
             Ok(())

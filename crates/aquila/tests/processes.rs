@@ -701,6 +701,25 @@ fn a_pin_lasts_when_another_one_ends_on_the_kernel_backend_too() {
 }
 
 #[test]
+fn a_limit_of_file_sizes_is_an_error() {
+    if !own_process::entered("a_limit_of_file_sizes_is_an_error") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let file = fixture.file(16);
+    let cache = cache(8);
+    let bytes = 8 * PAGE_SIZE as u64;
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    // SAFETY: the call reads the structure.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+    let error = cache.map(&file, .., Access::Read).unwrap_err();
+    assert!(matches!(error, Error::FileSizeLimit { .. }), "{error}");
+    let mapping = cache.map(&file, ..bytes, Access::ReadWrite).unwrap();
+    (0..8).for_each(|page| store(&mapping, page, 0, 5));
+    mapping.sync().unwrap();
+}
+
+#[test]
 fn a_policy_that_panics_ends_the_process() {
     struct Panicking;
     impl Policy for Panicking {
