@@ -172,6 +172,9 @@ impl Mapped {
         // SAFETY: without an address the kernel takes addresses that no mapping uses.
         let base = unsafe { mm::mmap(null, bytes, none, flags, file, offset)? };
         let mapped = Self { start: base.expose_provenance(), bytes };
+        // A kernel without huge pages does not know the advice.
+        // SAFETY: the range is this mapping, and no contents change.
+        let _ = unsafe { advise(mapped.start, bytes, Advice::LinuxNoHugepage) };
         // What is locked would be faulted in as soon as it is accessible.
         let _ = lock(mapped.start, bytes, false);
         register(uffd, mapped.start, bytes, mode)?;
