@@ -20,7 +20,7 @@
 use core::ops::RangeInclusive;
 
 use crate::dirty::DirtySet;
-use crate::frame::{Frame, Frames, Key, Pin, State, Word};
+use crate::frame::{Frame, Frames, Key, Pin, State};
 use crate::free_lists::FreeLists;
 use crate::index::Index;
 use crate::machine::{Machine, Page};
@@ -402,27 +402,31 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
 
     /// Takes a frame that is free, or evicts pages until one is.
     fn take_frame(&self) -> Result<Frame, Error<M::Error>> {
-        let mut failed = None;
+        let (mut failed, mut refused) = (None, Refused::None);
         for attempt in 0..PATIENCE {
             if let Some(frame) = self.free.take(self.machine.processor(), self.machine.node()) {
                 return Ok(frame);
             }
-            // After a failed write only clean pages can leave.
+            // After a failed write the file's dirty pages are left alone; after another one all.
             let any = attempt % TRUST == TRUST - 1;
-            match self.evict_batch(failed.is_some(), any) {
+            match self.evict_batch(refused, any) {
                 (0, None) => {}
-                (0, Some(error)) => {
+                (0, Some((error, file))) => {
                     failed = Some(error);
+                    refused = match refused {
+                        Refused::None => Refused::DirtyOf(file),
+                        _ => Refused::Dirty,
+                    };
                     continue;
                 }
                 _ => continue,
             }
             match failed {
                 // The error is the caller's if only waiting for that storage is left.
-                Some(error) if !self.may_become_free(Self::is_clean_or_busy) => {
+                Some(error) if !self.may_become_free(|frame| self.may_leave(frame, refused)) => {
                     return Err(Error::Machine(error));
                 }
-                None if !self.may_become_free(|word| !word.is_held()) => break,
+                None if !self.may_become_free(|frame| !self.frames.word(frame).is_held()) => break,
                 _ => {}
             }
             self.machine.wait(attempt);
@@ -432,22 +436,32 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
 
     /// Whether there are frames among those that may be used that a thread may get if it waits. The
     /// pins of threads in the middle of a fault do not count: they end.
-    fn may_become_free(&self, may: impl Fn(Word) -> bool) -> bool {
-        let stays = |frame: &Frame| !may(self.frames.word(*frame));
+    fn may_become_free(&self, may: impl Fn(Frame) -> bool) -> bool {
+        let stays = |frame: &Frame| !may(*frame);
         (0..self.frames.count()).filter(stays).count() < self.size() as usize
     }
 
-    /// Whether a frame has no page that cannot leave unless it is written, or may soon have none.
-    fn is_clean_or_busy(word: Word) -> bool {
-        let is_resident = word.state() == State::Resident;
-        !is_resident || (!word.is_held() && (word.is_locked() || !word.is_dirty()))
+    /// Whether a frame may be had although some dirty pages are refused, now or soon.
+    fn may_leave(&self, frame: Frame, refused: Refused) -> bool {
+        let word = self.frames.word(frame);
+        let is_writable = !word.is_dirty() || !self.is_refused(frame, refused);
+        word.state() != State::Resident || (!word.is_held() && (word.is_locked() || is_writable))
+    }
+
+    /// Whether the page of a frame may not leave if it is dirty.
+    fn is_refused(&self, frame: Frame, refused: Refused) -> bool {
+        match refused {
+            Refused::None => false,
+            Refused::DirtyOf(file) => self.frames.key(frame).is_some_and(|key| key.file() == file),
+            Refused::Dirty => true,
+        }
     }
 
     /// Evicts pages that the policy proposes, or `any` pages. Returns how many have left, and the
-    /// first error.
-    fn evict_batch(&self, clean: bool, any: bool) -> (u64, Option<M::Error>) {
+    /// first error with its file.
+    fn evict_batch(&self, refused: Refused, any: bool) -> (u64, Option<(M::Error, u32)>) {
         let most = (self.size() as usize / 8).clamp(1, BATCH);
-        let mut batch = Batch { cache: self, clean, pages: [NO_PAGE; BATCH], count: 0, most };
+        let mut batch = Batch { cache: self, refused, pages: [NO_PAGE; BATCH], count: 0, most };
         if any {
             (0..self.frames.count()).for_each(|frame| _ = batch.take(frame));
         } else {
@@ -458,8 +472,9 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     }
 
     /// Evicts pages whose frames are in the state evicting. Returns how many have left, and the
-    /// first error; pages that could not be written stay. With `discard` none is written.
-    fn evict(&self, pages: &mut [Page], discard: bool) -> (u64, Option<M::Error>) {
+    /// first error with its file; pages that could not be written stay. With `discard` none is
+    /// written.
+    fn evict(&self, pages: &mut [Page], discard: bool) -> (u64, Option<(M::Error, u32)>) {
         if pages.is_empty() {
             return (0, None);
         }
@@ -476,7 +491,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             }
             match if discard { Ok(()) } else { self.write(run) } {
                 Ok(()) => run.iter_mut().for_each(|page| page.dirty = false),
-                Err(error) => first_error = first_error.or(Some(error)),
+                Err(error) => first_error = first_error.or(Some((error, run[0].key.file()))),
             }
         }
         let mut gone = 0;
@@ -536,7 +551,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             let (gone, error) = self.evict(pages, discard);
             evicted.pages += gone;
             evicted.stay += pages.len() as u64 - gone;
-            if let (Some(error), Ok(())) = (error, result) {
+            if let (Some((error, _)), Ok(())) = (error, result) {
                 result = Err(error);
             }
         };
@@ -864,11 +879,21 @@ enum Lock {
     Busy,
 }
 
+/// Pages that a thread leaves alone after a write that failed.
+#[derive(Clone, Copy)]
+enum Refused {
+    None,
+    /// Dirty pages of a file.
+    DirtyOf(u32),
+    /// All dirty pages.
+    Dirty,
+}
+
 /// A batch of pages that leave, as the policy proposes them.
 struct Batch<'c, 'a, M, P> {
     cache: &'c Cache<'a, M, P>,
-    /// Whether only clean pages may leave.
-    clean: bool,
+    /// Pages that may not leave.
+    refused: Refused,
     pages: [Page; BATCH],
     count: usize,
     most: usize,
@@ -902,7 +927,9 @@ impl<M: Machine, P: Policy> Evictor for Batch<'_, '_, M, P> {
         if self.count == self.most || frame >= self.cache.frames.count() {
             return false;
         }
-        let Ok(key) = self.cache.frames.try_evict(frame, self.clean) else {
+        let Ok(key) =
+            self.cache.frames.try_evict(frame, self.cache.is_refused(frame, self.refused))
+        else {
             return false;
         };
         let dirty = self.cache.frames.word(frame).is_dirty();

@@ -459,7 +459,8 @@ fn a_file_that_cannot_be_written_keeps_no_other_from_being_read() {
         bad.set_len(64 * PAGE_SIZE as u64).unwrap();
         let stores = cache.map(&bad, .., Access::ReadWrite).unwrap();
         let fixture = Fixture::new();
-        let mapping = cache.map(&fixture.file(512), .., Access::Read).unwrap();
+        let file = fixture.file(512);
+        let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
         mapping.advise(Advice::Random).unwrap();
         (0..40).for_each(|page| store(&stores, page, 0, 1));
         let seal = libc::F_SEAL_FUTURE_WRITE;
@@ -474,10 +475,15 @@ fn a_file_that_cannot_be_written_keeps_no_other_from_being_read() {
                         let mut bytes = [0; 8];
                         mapping.read_at(&mut bytes, page * PAGE_SIZE).unwrap();
                         assert_eq!(u64::from_le_bytes(bytes), pattern(page));
+                        // In the second half all pages are dirty.
+                        if step > 1500 {
+                            mapping.write_at(&[5; 8], page * PAGE_SIZE + 8).unwrap();
+                        }
                     }
                 });
             }
         });
+        mapping.sync().unwrap();
         assert!(stores.sync().is_err());
         assert_eq!(cache.statistics().unwrap().dirty, 40, "{policy:?}");
     }
