@@ -50,7 +50,8 @@
 //! - A system call that is given an address of a mapping fails with `EFAULT` unless the page is
 //!   mapped: pin the range first ([`Mapping::pin`]), or use [`Mapping::read_at`] and
 //!   [`Mapping::write_at`].
-//! - Changes that are not synced are lost if the process is killed.
+//! - A kill may lose any change that was not synced. The file may then have some newer pages and
+//!   some older ones.
 //! - A forked child does not have the mappings.
 //! - A program that handles SIGBUS itself installs its handler before it makes the first cache.
 //!   A thread that faults must not block SIGBUS. It needs 32 KiB of its stack. A handler of
