@@ -333,8 +333,8 @@ impl Mapping {
         }
     }
 
-    /// Syncs it and unmaps it, and says whether that worked. Drop writes changes back and unmaps. It
-    /// does not make them durable, and it ignores errors.
+    /// Syncs it and unmaps it, and says whether that worked. Drop writes changes back and unmaps.
+    /// It does not make them durable, and it ignores errors.
     ///
     /// # Errors
     /// As [`sync`](Self::sync). Then what was not written is lost if this was the file's last
