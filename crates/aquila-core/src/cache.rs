@@ -767,8 +767,8 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         self.frames.unpin(frame);
     }
 
-    /// Ends all pins of the pages of a range. The caller knows that nobody uses or ends them any
-    /// more: they were forgotten.
+    /// Ends all pins of the pages of a range. The caller knows that no thread uses or ends
+    /// them any more: they were forgotten.
     pub fn end_pins(&self, range: RangeInclusive<Key>) {
         self.for_each_in(&range, |key, frame| self.frames.end_holds(frame, key));
     }

@@ -16,7 +16,7 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) struct DirtySet<'a> {
     /// A bit for each frame.
     bits: &'a [AtomicU64],
-    /// Room for the key of each frame. Whoever has `gate` uses it.
+    /// Room for the key of each frame. The thread that has `gate` uses it.
     sorted: &'a [AtomicU64],
     gate: &'a AtomicU64,
     keys: &'a [AtomicU64],

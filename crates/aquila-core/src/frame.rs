@@ -246,7 +246,7 @@ impl<'a> Frames<'a> {
     /// Ends all pins that callers kept of a page.
     pub(crate) fn end_holds(&self, frame: Frame, key: Key) {
         let _ = self.change(frame, |word| {
-            // Nobody else ends these pins, so the page of a frame that has some does not change.
+            // No other thread ends these pins, so a frame that has some keeps its page.
             let has_some = word.is_held() && self.key(frame) == Some(key);
             let pins = (word.0 & HOLDS) / HOLD * PIN;
             has_some.then(|| (word.0 & !(HOLDS | WRITE_HOLDS)) - pins)

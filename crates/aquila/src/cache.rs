@@ -11,7 +11,7 @@ use vellum_aquila_core::{Layout, Statistics};
 use crate::error::{Error, Result};
 use crate::mapping::{Access, Mapping};
 use crate::probe::{self, DirtyTracking};
-use crate::shared::{PolicyChoice, Shared};
+use crate::shared::{DOING_LENGTH, PolicyChoice, Shared};
 use crate::{PAGE_SIZE, signal};
 
 /// Pages that a cache has at least. One instruction may access several pages at once (both operands
@@ -211,10 +211,9 @@ impl Cache {
     /// [`Error::Access`]; [`Error::Full`] if pages beyond the new end are pinned; what the system
     /// said.
     pub fn set_length(&self, file: &File, length: u64) -> Result<()> {
-        let doing = "changing a file's length";
-        let failed = |errno| Error::of(doing, errno);
+        let failed = |errno| Error::of(DOING_LENGTH, errno);
         if fcntl_getfl(file).map_err(failed)? & OFlags::RWMODE == OFlags::RDONLY {
-            return Err(Error::Access { doing });
+            return Err(Error::Access { doing: DOING_LENGTH });
         }
         match &self.shared {
             Some(shared) => shared.set_length(file, length),

@@ -172,8 +172,8 @@ impl Mapping {
         }
     }
 
-    /// Its bytes. An access to those that are beyond the end of the file is SIGBUS, except that the
-    /// rest of the file's last page reads as zeros.
+    /// Its length in bytes. An access beyond the end of the file is SIGBUS, except that the rest of
+    /// the file's last page reads as zeros.
     pub fn len(&self) -> usize {
         self.bytes
     }

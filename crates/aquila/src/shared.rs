@@ -134,7 +134,8 @@ struct Opened {
     mappings: usize,
 }
 
-const DOING_LENGTH: &str = "changing a file's length";
+/// What an error of [`Cache::set_length`](crate::Cache::set_length) says.
+pub(crate) const DOING_LENGTH: &str = "changing a file's length";
 
 /// File systems that make contents when they are read: the lengths of their files say nothing.
 /// They are proc, sysfs, debugfs, tracefs, securityfs, and the two of cgroups.
@@ -266,8 +267,7 @@ impl Shared {
     }
 
     /// Gives a number to a file, or finds the one that it has: one more mapping uses it. Pages up
-    /// to
-    /// `end` of its memory file can be mapped.
+    /// to `end` of its memory file can be mapped.
     pub(crate) fn open(&self, file: &File, writes: bool, end: u64) -> Result<u32> {
         let doing = "mapping a file";
         let failed = |errno| Error::of(doing, errno);

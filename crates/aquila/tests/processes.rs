@@ -505,7 +505,7 @@ fn no_sync_succeeds_after_one_that_failed() {
         assert!(matches!(error, Error::SyncFailed { .. }), "{error}");
     }
     mapping.write_back(..).unwrap();
-    // Whoever maps the file again has looked at it.
+    // A program that maps the file again has checked it.
     drop(mapping);
     cache.map(&file, .., Access::ReadWrite).unwrap().sync().unwrap();
 }

@@ -337,7 +337,7 @@ impl Error {
             Error::PoolTooSmall { .. } | Error::BadOption(_) | Error::NotSorted { .. } => {
                 Errno::INVAL
             }
-            Error::Pool(cause) if cause.is_of_size() => Errno::INVAL,
+            Error::Pool(cause) if cause.is_bad_size() => Errno::INVAL,
             Error::NotDurable(cause) => return cause.errno(),
             Error::Conflict => Errno::AGAIN,
             Error::TransactionTooLarge(_) => Errno::TOOBIG,

@@ -35,7 +35,7 @@ pub(crate) struct Core {
     /// None in a pool without: then all pages lie at their own places on the surface.
     pub(crate) slots: Option<Slots>,
     /// The part of the state words that names slots.
-    pub(crate) slot_mask: SlotMask,
+    slot_mask: SlotMask,
     pub(crate) states: States,
     pub(crate) dirty: DirtyPages,
     pub(crate) parking: ParkingLot,
@@ -235,7 +235,7 @@ impl Core {
     /// true of one frame. The caller holds the head, or validates it afterwards.
     #[inline]
     pub(crate) fn is_whole(&self, page: PageRef) -> bool {
-        page.frames == 1 || self.inner(page).all(|(_, word)| word.state() == State::Inner)
+        page.frames == 1 || self.inner(page).all(|(_, _, word)| word.state() == State::Inner)
     }
 
     /// The whole page whose head the caller holds.
@@ -253,6 +253,13 @@ impl Core {
         if let States::Pages(states) = &self.states {
             states.note_evicted(pages, self.slot_mask, &self.parking);
         }
+    }
+
+    /// Gives the memory of the words of a group of pages back. False if they are in use.
+    #[cfg(feature = "model")]
+    pub(crate) fn give_words_back(&self, group: u64) -> bool {
+        let States::Pages(states) = &self.states else { return false };
+        states.give_back(group, self.slot_mask, &self.parking)
     }
 
     /// The state word of a page that the caller holds.

@@ -206,7 +206,7 @@ pub enum PoolError {
 
 impl PoolError {
     /// Whether the caller asked for a size that the pool cannot have.
-    pub fn is_of_size(&self) -> bool {
+    pub fn is_bad_size(&self) -> bool {
         matches!(
             self,
             PoolError::PoolTooSmall { .. }

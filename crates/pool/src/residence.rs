@@ -115,7 +115,9 @@ impl Core {
                 }
                 Claim::Lost | Claim::Blocked => {}
             }
-            if is_settled(self.look_at_known(page)) || self.inner(page).any(is_settled) {
+            if is_settled(self.look_at_known(page))
+                || self.inner(page).any(|(_, state, seen)| is_settled((state, seen)))
+            {
                 break;
             }
             self.budget.wait_briefly();
@@ -136,7 +138,7 @@ impl Core {
     fn try_lock_absent(&self, page: PageRef, state: &PageState, seen: Word) -> bool {
         let locked = state.try_lock(seen);
         if let (true, true, States::Pages(states)) = (locked, seen.is_untouched(), &self.states) {
-            states.begin(page.id, state);
+            states.begin_version(page.id, state);
         }
         locked
     }
@@ -232,8 +234,7 @@ impl Core {
     /// is resident or in transit; then nothing changed.
     fn lock_inner(&self, page: PageRef) -> Option<InnerBefore> {
         let mut before = Vec::with_capacity(page.frames as usize - 1);
-        for inner in inner_pages(page) {
-            let Some((state, seen)) = self.states.look(inner.id) else { continue };
+        for (inner, state, seen) in self.inner(page) {
             let leave = match seen.state() {
                 State::Evicted => Some(Leave::Evicted),
                 State::Free => Some(Leave::Free),
@@ -266,17 +267,17 @@ impl Core {
         }
     }
 
-    /// The state words of a page's inner frames.
-    pub(crate) fn inner(&self, page: PageRef) -> impl Iterator<Item = (&PageState, Word)> {
-        inner_pages(page).filter_map(|inner| self.states.look(inner.id))
+    /// The inner frames of a page, with their state words.
+    pub(crate) fn inner(&self, page: PageRef) -> impl Iterator<Item = (PageRef, &PageState, Word)> {
+        inner_pages(page).filter_map(|inner| {
+            let (state, seen) = self.states.look(inner.id)?;
+            Some((inner, state, seen))
+        })
     }
 
     /// An inner frame that is in transit: another page, or this one, is taking or releasing it.
     pub(crate) fn inner_in_transit(&self, page: PageRef) -> Option<(PageRef, &PageState, Word)> {
-        inner_pages(page).find_map(|inner| {
-            let (state, seen) = self.states.look(inner.id)?;
-            (seen.state() == State::Locked).then_some((inner, state, seen))
-        })
+        self.inner(page).find(|(_, _, seen)| seen.state() == State::Locked)
     }
 
     /// Checks and admits a claimed page whose read has ended. After an error the caller must

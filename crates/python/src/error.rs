@@ -45,7 +45,7 @@ pub(crate) fn of_store(error: &vellum::Error) -> PyErr {
         | Error::KeyTooLong { .. }
         | Error::BadOption(_)
         | Error::PoolTooSmall { .. } => PyValueError::new_err(error.to_string()),
-        Error::Pool(cause) if cause.is_of_size() => PyValueError::new_err(error.to_string()),
+        Error::Pool(cause) if cause.is_bad_size() => PyValueError::new_err(error.to_string()),
         error => PyOSError::new_err((error.errno(), error.to_string())),
     }
 }

@@ -3,7 +3,7 @@
 //! A thread that makes a page resident first takes its frames out of the budget and puts them back
 //! when the memory is released. So resident frames never exceed the pool's size.
 
-use std::sync::atomic::AtomicU64 as Statistic;
+use std::sync::atomic::{AtomicU64 as Statistic, AtomicU64 as Setting};
 use std::task::Waker;
 
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait_briefly};
@@ -16,9 +16,9 @@ use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait_br
 #[derive(Debug)]
 pub(crate) struct FrameBudget {
     /// While the pool shrinks, this is the size that it is to have, and more frames are in use.
-    capacity: Statistic,
+    capacity: Setting,
     /// The size of the pool. While it shrinks, it is the old one.
-    size: Statistic,
+    size: Setting,
     used: AtomicU64,
     /// The most that was ever in use.
     peak: Statistic,
@@ -40,8 +40,8 @@ pub(crate) struct Reserved<'a> {
 impl FrameBudget {
     pub(crate) fn new(capacity: u64) -> FrameBudget {
         FrameBudget {
-            capacity: Statistic::new(capacity),
-            size: Statistic::new(capacity),
+            capacity: Setting::new(capacity),
+            size: Setting::new(capacity),
             used: AtomicU64::new(0),
             peak: Statistic::new(0),
             awaited: AtomicBool::new(false),

@@ -325,7 +325,7 @@ impl PageState {
     }
 
     /// Gives the word its first version. The caller has locked it, and it was zero before.
-    pub(crate) fn begin_at(&self, version: u64) {
+    pub(crate) fn set_first_version(&self, version: u64) {
         self.0.fetch_or(version, Ordering::AcqRel);
     }
 

@@ -267,9 +267,9 @@ impl StateArray {
         Ok(0)
     }
 
-    /// Begins with a word that was zero: the caller has locked it.
+    /// Gives a word that was zero the version with which it begins. The caller has locked it.
     #[cold]
-    pub(crate) fn begin(&self, page: PageId, state: &PageState) {
+    pub(crate) fn begin_version(&self, page: PageId, state: &PageState) {
         let group = page.0 / GROUP;
         if !self.used.contains(group) {
             self.used.set(group);
@@ -279,7 +279,7 @@ impl StateArray {
             return;
         }
         // The thread that noted it has given the word's memory back since, or no thread ever has.
-        state.begin_at(self.first_version(group).load(Ordering::Acquire));
+        state.set_first_version(self.first_version(group).load(Ordering::Acquire));
     }
 
     /// So many more pages were evicted. Now and then looks at some groups, and gives the memory of
@@ -318,7 +318,7 @@ impl StateArray {
                 break;
             }
             if seen.is_untouched() {
-                self.begin(PageId(page), state);
+                self.begin_version(PageId(page), state);
             }
             newest = newest.later(state.load(), first);
             end += 1;

@@ -341,9 +341,7 @@ impl Pool {
 impl Pool {
     /// Gives the memory of the words of a group of four pages back. False if they are in use.
     pub fn give_words_back(&self, group: u64) -> bool {
-        let core = &*self.core;
-        let States::Pages(states) = &core.states else { return false };
-        states.give_back(group, core.slot_mask, &core.parking)
+        self.core.give_words_back(group)
     }
 }
 

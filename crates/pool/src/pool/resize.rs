@@ -112,7 +112,10 @@ impl Core {
                     pages.push(page);
                 }
             });
-            let moved = pages.into_iter().filter(|page| self.move_away(slots, *page));
+            // Some have left meanwhile.
+            let is_there = |page: &PageRef| slots.is_vacating(self.slot_of(page.id));
+            let moved =
+                pages.into_iter().filter(|page| is_there(page) && self.move_page(slots, *page));
             if moved.count() == 0 {
                 rounds += 1;
                 self.budget.wait_briefly();
@@ -135,12 +138,6 @@ impl Core {
             }
         }
         Ok(())
-    }
-
-    /// Moves a page out of a chunk that the pool vacates. False if it is in none, if a thread holds
-    /// it, or if no slot is free.
-    fn move_away(&self, slots: &Slots, page: PageRef) -> bool {
-        slots.is_vacating(self.slot_of(page.id)) && self.move_page(slots, page)
     }
 }
 
