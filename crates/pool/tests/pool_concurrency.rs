@@ -232,7 +232,23 @@ fn a_writer_gets_its_turn_though_there_is_always_a_reader() {
     for upgrades in [false, true] {
         let (reads, written) = (AtomicU64::new(0), AtomicBool::new(false));
         let first = pool.fix_shared(page).unwrap();
+        let waits = pool.stats().lock_waits;
         thread::scope(|scope| {
+            scope.spawn(|| {
+                // Also if this thread fails: then the others end at once.
+                let written = SetWhenDropped(&written);
+                match upgrades {
+                    true => drop(pool.optimistic(page).unwrap().upgrade().unwrap()),
+                    false => drop(pool.fix_exclusive(page).unwrap()),
+                }
+                drop(written);
+                assert!(
+                    reads.load(Ordering::Relaxed) < rounds,
+                    "the writer waited until the readers had ended"
+                );
+            });
+            // However late it begins, the reads that count come afterwards.
+            eventually("the writer waits", || pool.stats().lock_waits > waits);
             for _ in 0..2 {
                 scope.spawn(|| {
                     while reads.load(Ordering::Relaxed) < rounds && !written.load(Ordering::Relaxed)
@@ -250,17 +266,6 @@ fn a_writer_gets_its_turn_though_there_is_always_a_reader() {
                     }
                 });
             }
-            scope.spawn(|| {
-                match upgrades {
-                    true => drop(pool.optimistic(page).unwrap().upgrade().unwrap()),
-                    false => drop(pool.fix_exclusive(page).unwrap()),
-                }
-                written.store(true, Ordering::Relaxed);
-                assert!(
-                    reads.load(Ordering::Relaxed) < rounds,
-                    "the writer waited until the readers had ended"
-                );
-            });
             eventually("readers come", || reads.load(Ordering::Relaxed) > 3);
             drop(first);
         });

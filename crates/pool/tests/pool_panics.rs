@@ -81,7 +81,7 @@ fn unwinds<T>(run: impl FnOnce() -> T) -> bool {
 /// Checks that no thread holds one of these pages.
 fn assert_free(pool: &Arc<Pool>, pages: &[PageRef]) {
     let (pool, pages) = (pool.clone(), pages.to_vec());
-    within(PATIENCE / 10, move || {
+    within(PATIENCE, move || {
         for page in pages {
             stamp(&mut pool.fix_exclusive(page).unwrap(), page, 9);
         }

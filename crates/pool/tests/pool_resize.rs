@@ -4,18 +4,24 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, ThreadId};
 
 use common::churn::Churn;
 use common::{Random, faulty, generation, new_page, open, options};
 use rustix::io::Errno;
-use vellum_pool::device::{Fault, FileDevice, FileOptions, MemoryDevice, Operation};
+use vellum_pool::device::{
+    Device, DeviceInfo, Fault, FileDevice, FileOptions, MemoryDevice, Operation, ReadDone,
+    ReadRange, Write,
+};
 use vellum_pool::{
     BackendKind, PAGE_SIZE, PageRef, Pool, PoolError, PoolOptions, RawPages, Space, StatePlace,
     Translation,
 };
+use vellum_testing::patience::SetWhenDropped;
+use vellum_vm::Surface;
 
 /// A pool that has `frames` frames and may have `most`.
 fn resizable(translation: Translation, frames: u64, most: u64) -> PoolOptions {
@@ -129,6 +135,94 @@ fn guards_keep_a_pool_from_shrinking() {
         }
         drop(guards);
         pool.resize(bytes(40)).unwrap();
+        assert_all(&pool, &pages);
+    }
+}
+
+/// A device that counts the pages that each thread writes, and holds the writes of one thread.
+#[derive(Debug, Default)]
+struct HoldsWrites {
+    memory: MemoryDevice,
+    held: Mutex<Option<ThreadId>>,
+    is_held: AtomicBool,
+    let_go: Condvar,
+    others_wrote: AtomicU64,
+}
+
+impl HoldsWrites {
+    fn hold_this_thread(&self) {
+        *self.held.lock().unwrap() = Some(thread::current().id());
+    }
+
+    fn let_go(&self) {
+        *self.held.lock().unwrap() = None;
+        self.let_go.notify_all();
+    }
+}
+
+impl Device for HoldsWrites {
+    fn read(&self, surface: &Surface, read: ReadRange) -> io::Result<()> {
+        self.memory.read(surface, read)
+    }
+
+    fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
+        self.memory.start_reads(surface, reads);
+    }
+
+    fn write(&self, batch: &mut [Write<'_>]) {
+        let mut held = self.held.lock().unwrap();
+        while *held == Some(thread::current().id()) {
+            self.is_held.store(true, Ordering::SeqCst);
+            held = self.let_go.wait(held).unwrap();
+        }
+        drop(held);
+        self.others_wrote.fetch_add(batch.len() as u64, Ordering::SeqCst);
+        self.memory.write(batch);
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.memory.sync()
+    }
+
+    fn pages(&self) -> io::Result<u64> {
+        self.memory.pages()
+    }
+
+    fn resize(&self, pages: u64) -> io::Result<()> {
+        self.memory.resize(pages)
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.memory.info()
+    }
+}
+
+#[test]
+fn a_miss_does_not_wait_until_the_pool_is_as_small_as_it_is_to_be() {
+    for translation in translations() {
+        let device = Arc::new(HoldsWrites::default());
+        let pool = open(device.clone(), resizable(translation, 1024, 1024));
+        let pages: Vec<PageRef> = (0..1200).map(|value| new_page(&pool, 1, value)).collect();
+        let batch = 1024 / 16;
+        let (wrote, had_miss) = thread::scope(|scope| {
+            let shrink = scope.spawn(|| {
+                device.hold_this_thread();
+                pool.resize(bytes(64))
+            });
+            let is_held = || device.is_held.load(Ordering::SeqCst) || shrink.is_finished();
+            common::eventually("a write is held", is_held);
+            device.others_wrote.store(0, Ordering::SeqCst);
+            // Some of the first pages have left.
+            let misses = pool.stats().misses;
+            let mut reads = pages.iter().map(|page| pool.fix_shared(*page).map(drop));
+            let had_miss = reads.any(|read| read.is_err() || pool.stats().misses > misses);
+            let wrote = device.others_wrote.load(Ordering::SeqCst);
+            device.let_go();
+            shrink.join().unwrap().unwrap();
+            (wrote, had_miss)
+        });
+        assert!(had_miss && wrote <= 2 * batch, "{translation:?}: a miss wrote {wrote} pages");
+        assert!(pool.kernel_resident_pages().unwrap() <= 64);
         assert_all(&pool, &pages);
     }
 }
@@ -324,7 +418,8 @@ fn the_size_changes_while_threads_work() {
         let churn = Churn::new(&pool, 3_000, &[1, 1, 1, 2, 16]);
         let (ended, resized) = (AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|scope| {
-            scope.spawn(|| {
+            let _ending = SetWhenDropped(&ended);
+            let resizing = scope.spawn(|| {
                 let mut random = Random(11);
                 while !ended.load(Ordering::Relaxed) {
                     let frames = MOST / 8 + random.index((MOST - MOST / 8) as usize) as u64;
@@ -332,8 +427,10 @@ fn the_size_changes_while_threads_work() {
                     resized.fetch_add(1, Ordering::Relaxed);
                 }
             });
-            churn.crowd(&pool);
-            ended.store(true, Ordering::Relaxed);
+            // The thread may begin late.
+            while resized.load(Ordering::Relaxed) == 0 && !resizing.is_finished() {
+                churn.crowd(&pool);
+            }
         });
         churn.check(&pool);
         assert!(resized.load(Ordering::Relaxed) > 0);

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use common::{faulty, faulty_with, filled, generation, new_page, open, options, push_out, stamp};
-use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
+use vellum_pool::device::{Call, Fault, FaultyDevice, HookedDevice, MemoryDevice, Operation};
 use vellum_pool::{
     PAGE_SIZE, PageDamage, PageFormat, PageReader, PageRef, PoolError, PoolOptions, StatePlace,
 };
-use vellum_testing::patience::SetWhenDropped;
+use vellum_testing::patience::{SetWhenDropped, eventually};
 use vellum_vm::{BackendChoice, BackendKind, Errno};
 
 /// Where a page of these tests has its log sequence number, and where sealing puts a mark.
@@ -27,13 +27,13 @@ const SEALED: u64 = 0x5ea1_ed00_5ea1_ed00;
 struct Logged {
     log_fails: AtomicBool,
     not_now: AtomicBool,
-    /// Runs before the next answer of the log.
+    /// Runs before the next answer of the log, and says whether a page is still dirty then.
     meanwhile: Mutex<Option<Meanwhile>>,
     sealed: Mutex<Vec<(PageRef, usize)>>,
     durable_up_to: Mutex<Vec<u64>>,
 }
 
-type Meanwhile = Box<dyn FnOnce() + Send>;
+type Meanwhile = Box<dyn FnOnce() -> bool + Send>;
 
 impl std::fmt::Debug for Logged {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -58,10 +58,12 @@ impl PageFormat for Logged {
 
     fn write_ahead(&self, lsn: u64, still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
         self.durable_up_to.lock().unwrap().push(lsn);
-        if let Some(meanwhile) = self.meanwhile.lock().unwrap().take() {
+        // What runs may ask the log, too.
+        let meanwhile = self.meanwhile.lock().unwrap().take();
+        if let Some(meanwhile) = meanwhile {
             assert!(still_dirty());
-            meanwhile();
-            assert!(!still_dirty());
+            let expected = meanwhile();
+            assert_eq!(still_dirty(), expected);
         }
         if self.log_fails.load(Ordering::SeqCst) {
             return Err(io::Error::other("the log is broken"));
@@ -134,12 +136,65 @@ fn pages_that_a_checkpoint_made_clean_are_not_written_again() {
         checkpointed.write_copies(&copies).unwrap();
         checkpointed.clear_dirty_if_unchanged(&copies);
         written.store(counts.counts().writes, Ordering::SeqCst);
+        false
     }));
     pool.write_dirty().unwrap();
     assert!(format.meanwhile.lock().unwrap().is_none());
     assert_eq!(plan.counts().writes, writes.load(Ordering::SeqCst));
     assert_eq!((plan.counts().writes, pool.dirty_pages()), (2, 0));
     pages.iter().for_each(|page| assert_eq!(generation(&pool, *page), Some(1)));
+}
+
+/// Of a batch, a checkpoint writes one page meanwhile: the thread writes only the other one.
+#[test]
+fn only_pages_that_are_still_dirty_are_written() {
+    let format = Arc::new(Logged::default());
+    let (pool, plan) = faulty_with(format.clone(), PoolOptions { evictors: 0, ..options(64) });
+    let pool = Arc::new(pool);
+    let pages = [new_page(&pool, 1, 1), new_page(&pool, 2, 1)];
+    let other = pool.clone();
+    *format.meanwhile.lock().unwrap() = Some(Box::new(move || {
+        other.write_pages(&[pages[0].id]).unwrap();
+        true
+    }));
+    pool.write_dirty().unwrap();
+    assert!(format.meanwhile.lock().unwrap().is_none());
+    assert_eq!((plan.counts().writes, pool.dirty_pages()), (2, 0));
+    assert_eq!(pool.stats().write_backs, 2);
+}
+
+/// Two threads write the same page, as an evictor and a checkpoint may. The second one has written
+/// it when the write of the first one fails: a sync must not succeed, because the failure may have
+/// spoiled what the file had.
+#[test]
+fn a_sync_waits_for_earlier_writes_and_fails_as_they_do() {
+    let device = FaultyDevice::new(MemoryDevice::new(), 1).unwrap();
+    let plan = device.plan();
+    let device = Arc::new(HookedDevice::new(device));
+    let pool = open(device.clone(), PoolOptions { evictors: 0, ..options(16) });
+    new_page(&pool, 1, 1);
+    plan.fail_nth(Operation::Write, 1, Fault::Error(Errno::IO));
+    let (writes, goes_on) = (AtomicU64::new(0), Arc::new(AtomicBool::new(false)));
+    let may_go_on = goes_on.clone();
+    device.set_hook(move |call| {
+        if matches!(call, Call::AfterWrite(_)) && writes.fetch_add(1, Ordering::SeqCst) == 0 {
+            while !may_go_on.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+        }
+    });
+    std::thread::scope(|scope| {
+        let _goes_on = SetWhenDropped(&goes_on);
+        let first = scope.spawn(|| pool.write_dirty());
+        eventually("the first write has begun", || plan.counts().writes == 1);
+        let second = scope.spawn(|| pool.sync());
+        eventually("the second write has ended", || pool.dirty_pages() == 0);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!second.is_finished(), "a write of the page is under way");
+        goes_on.store(true, Ordering::SeqCst);
+        assert!(matches!(first.join().unwrap(), Err(PoolError::Write { .. })));
+        assert!(matches!(second.join().unwrap(), Err(PoolError::Poisoned(_))));
+    });
 }
 
 /// While the pool must not write dirty pages, it evicts clean ones. If there are none, a thread

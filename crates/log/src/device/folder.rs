@@ -104,8 +104,8 @@ impl KernelFolder {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = match open(path, flags, Mode::empty()) {
             Ok(folder) => File::from(folder),
-            // Not a symbolic link to nothing, which `create_dir` takes for a folder.
-            Err(Errno::NOENT) if fs::symlink_metadata(path).is_err() => return Ok(None),
+            // A symbolic link to nothing, which `create_dir` takes for a folder, would stay.
+            Err(Errno::NOENT) if !path.is_symlink() => return Ok(None),
             Err(error) => return Err(error),
         };
         flock(&folder, FlockOperation::NonBlockingLockExclusive)?;

@@ -25,6 +25,7 @@ mod file_new;
 mod file_open;
 mod memory;
 mod promptness;
+mod sync_memory;
 #[cfg(any(test, feature = "testing"))]
 mod testing;
 mod threads;
@@ -39,6 +40,7 @@ pub use file::FileDevice;
 pub use file_new::UnpublishedFile;
 pub use file_open::{Direct, FileOptions, IoEngineChoice};
 pub use memory::{Completion, MemoryDevice};
+pub use sync_memory::SyncMemory;
 #[cfg(any(test, feature = "testing"))]
 pub use testing::{Call, Fault, FaultPlan, FaultyDevice, HookedDevice, Operation, OperationCounts};
 pub use uring_batch::{RegisteredMemory, registrable_memory};

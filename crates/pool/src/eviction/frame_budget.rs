@@ -15,7 +15,8 @@ use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait_br
 #[repr(align(128))]
 #[derive(Debug)]
 pub(crate) struct FrameBudget {
-    /// While the pool shrinks, this is the size that it is to have, and more frames are in use.
+    /// While the pool shrinks, this goes down to the size that it is to have, and more frames may
+    /// be in use.
     capacity: Setting,
     /// The size of the pool. While it shrinks, it is the old one.
     size: Setting,
@@ -68,15 +69,16 @@ impl FrameBudget {
         self.wake();
     }
 
-    /// From now on gives out no frame beyond a smaller size, which the pool has when
-    /// [`excess`](Self::excess) is none.
-    pub(crate) fn begin_to_shrink(&self, frames: u64) {
+    /// Gives out no frame beyond `frames` from now on, unless there are fewer already. Only one
+    /// thread changes the size of a pool.
+    pub(crate) fn lower_capacity(&self, frames: u64) {
+        let frames = frames.min(self.capacity());
         self.capacity.store(frames, Ordering::SeqCst);
     }
 
     /// How many frames more are in use than there are, while the pool shrinks.
     pub(crate) fn excess(&self) -> u64 {
-        self.used().saturating_sub(self.capacity())
+        self.used.load(Ordering::SeqCst).saturating_sub(self.capacity())
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -100,8 +102,14 @@ impl FrameBudget {
             if wanted > self.capacity() {
                 return None;
             }
-            match self.used.compare_exchange_weak(used, wanted, Ordering::AcqRel, Ordering::Relaxed)
+            match self.used.compare_exchange_weak(used, wanted, Ordering::SeqCst, Ordering::Relaxed)
             {
+                // The pool has begun to shrink since this thread looked, and the thread that
+                // shrinks it may have found these frames unused.
+                Ok(_) if wanted > self.capacity.load(Ordering::SeqCst) => {
+                    self.put_back_unused(frames);
+                    return None;
+                }
                 Ok(_) => {
                     if wanted > self.peak.load(Ordering::Relaxed) {
                         self.peak.fetch_max(wanted, Ordering::Relaxed);

@@ -21,6 +21,9 @@ use crate::page::state::{Leave, State};
 use crate::statistics::counters::Event;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait};
 
+/// While the pool shrinks, it has so many batches of free frames at most beyond its new size.
+const SPARE_BATCHES: u64 = 4;
+
 /// Evicts pages of one pool.
 #[derive(Debug)]
 pub(crate) struct Eviction {
@@ -156,30 +159,40 @@ impl Eviction {
         Err(self.exhausted(page))
     }
 
-    /// Evicts pages until no more frames are in use than the pool has, after it was made smaller.
+    /// Makes the budget smaller, to `frames` frames, and evicts pages until no more are in use.
+    /// Of the frames that leave, half go out of the budget, and misses of other threads may take
+    /// the others, so that these do not wait until the pool is as small as it is to be.
     ///
     /// # Errors
     /// [`PoolError::CannotShrink`] if guards hold the frames, or pages cannot be written.
-    pub(crate) fn evict_excess(&self) -> Result<(), PoolError> {
+    pub(crate) fn evict_down_to(&self, frames: u64) -> Result<(), PoolError> {
+        let budget = &self.core.budget;
+        let batch = self.writer.batch() as u64;
+        // So many free frames are enough for the misses that happen during a batch.
+        let spare = SPARE_BATCHES * batch;
         let mut rounds = 0;
         while rounds < self.patience {
-            let excess = self.core.budget.excess();
-            if excess == 0 {
+            let used = budget.used();
+            budget.lower_capacity(if used <= frames { frames } else { used + spare });
+            let excess = budget.excess();
+            if budget.capacity() == frames && excess == 0 {
                 return Ok(());
             }
             let progress = self.progress();
-            let evicted = self.evict_batch(excess);
+            let evicted = self.evict_batch(excess.max(batch));
+            let lower = budget.capacity().saturating_sub(evicted.frames.div_ceil(2));
+            budget.lower_capacity(lower.max(frames));
             rounds += 1;
             if evicted.frames == 0 {
-                self.core.budget.wait_briefly();
+                budget.wait_briefly();
             }
             if evicted.frames > 0 || self.progress() != progress {
                 rounds = 0;
             }
         }
         Err(PoolError::CannotShrink {
-            capacity: self.core.budget.capacity(),
-            used: self.core.budget.used(),
+            capacity: frames,
+            used: budget.used(),
             because: lock(&self.failure).clone(),
         })
     }
@@ -477,7 +490,7 @@ mod tests {
         let options = PoolOptions {
             size: PoolSize::Bytes(16 * 4096),
             evictors: 0,
-            patience: 300,
+            patience: 2000,
             ..PoolOptions::default()
         };
         let device = Arc::new(MemoryDevice::new());
@@ -489,7 +502,7 @@ mod tests {
             let waiting = scope.spawn(|| pool.eviction.reserve(PageRef::new(0, 2)).map(drop));
             // Most rounds of a millisecond see no frame, but never as many in a row as the
             // patience.
-            for _ in 0..400 {
+            for _ in 0..800 {
                 std::thread::sleep(std::time::Duration::from_millis(3));
                 drop(one);
                 one = budget.try_reserve(1).unwrap();

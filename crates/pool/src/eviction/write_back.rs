@@ -80,23 +80,30 @@ pub(crate) struct Writer {
     /// The most pages of one batch, whatever the size of the pool.
     most: usize,
     batch: AtomicUsize,
-    buffers: Mutex<Buffers>,
-    /// Signals that no batch is under way.
+    idle: Mutex<Vec<Heads>>,
+    under_way: Mutex<UnderWay>,
+    /// Signals that a batch has ended.
     ended: Condvar,
 }
 
+/// The batches that the device is writing.
 #[derive(Debug, Default)]
-struct Buffers {
-    idle: Vec<Heads>,
-    /// Batches that have buffers now.
-    under_way: usize,
+struct UnderWay {
+    /// The number of the next batch.
+    next: u64,
+    numbers: Vec<u64>,
 }
 
 impl Writer {
     /// For batches of up to `most` pages, in a pool of `capacity` frames.
     pub(crate) fn new(most: usize, capacity: u64) -> Writer {
-        let batch = AtomicUsize::new(batch_of(most, capacity));
-        Writer { most, batch, buffers: Mutex::default(), ended: Condvar::new() }
+        Writer {
+            most,
+            batch: AtomicUsize::new(batch_of(most, capacity)),
+            idle: Mutex::default(),
+            under_way: Mutex::default(),
+            ended: Condvar::new(),
+        }
     }
 
     /// The pool has so many frames from now on.
@@ -121,35 +128,86 @@ impl Writer {
         if pages.is_empty() {
             return Vec::new();
         }
-        let (batch, mut heads) = self.begin();
-        let results = write_sealed(core, device, pages, &mut heads);
-        lock(&self.buffers).idle.push(heads);
-        drop(batch);
-        for (page, result) in pages.iter().zip(&results) {
-            match result {
-                Ok(()) => {
-                    core.clear_dirty(*page);
-                    core.counters.count(Event::WriteBack);
-                }
-                Err(error) => core.poison(error),
-            }
-        }
+        let idle = lock(&self.idle).pop();
+        let mut heads = idle.unwrap_or_else(|| Heads::new(self.most));
+        let results = self.write_sealed(core, device, pages, &mut heads);
+        lock(&self.idle).push(heads);
         results
     }
 
-    fn begin(&self) -> (Batch<'_>, Heads) {
-        let mut buffers = lock(&self.buffers);
-        buffers.under_way += 1;
-        let (batch, heads) = (Batch(self), buffers.idle.pop());
-        drop(buffers);
-        (batch, heads.unwrap_or_else(|| Heads::new(self.most)))
+    fn write_sealed(
+        &self,
+        core: &Core,
+        device: &dyn Device,
+        pages: &[PageRef],
+        heads: &mut Heads,
+    ) -> Vec<Result<(), PoolError>> {
+        let mut newest_lsn = 0;
+        let mut writes = Vec::with_capacity(pages.len());
+        for (page, head) in pages.iter().zip(heads.iter_mut()) {
+            // SAFETY: the caller holds the page shared, and it is resident because it is held.
+            let (in_memory, body) = unsafe { core.bytes(*page) }.split_at(PAGE_SIZE);
+            head.copy_from_slice(in_memory);
+            newest_lsn = newest_lsn.max(core.format.seal(*page, head, body));
+            writes.push(Write { page: page.id.0, parts: [head, body], result: Ok(()) });
+        }
+        // A checkpoint may have written pages while the caller held them. If it has written all,
+        // there is nothing to ask the format.
+        let is_dirty = |page: &PageRef| core.held(*page).load().is_dirty();
+        let still_dirty = || pages.iter().any(is_dirty);
+        if still_dirty()
+            && let Err(error) = core.format.write_ahead(newest_lsn, &still_dirty)
+        {
+            let refuse = |_| {
+                let again = std::io::Error::new(error.kind(), error.to_string());
+                let error = PoolError::WriteAhead(again);
+                core.poison(&error);
+                Err(error)
+            };
+            return pages.iter().map(refuse).collect();
+        }
+        // From here on `wait` waits for this batch. So a checkpoint that finds a page clean, or
+        // makes it clean, and then waits, knows that nothing writes the page any more.
+        let batch = self.begin();
+        let of_dirty = (0..).zip(writes).filter(|(at, _)| is_dirty(&pages[*at]));
+        let (places, mut writes): (Vec<usize>, Vec<_>) = of_dirty.unzip();
+        if !writes.is_empty() {
+            write_to(device, core, &mut writes);
+        }
+        let mut results: Vec<_> = pages.iter().map(|_| Ok(())).collect();
+        for (at, write) in places.into_iter().zip(writes) {
+            let page = pages[at];
+            match write.result {
+                Ok(()) => {
+                    core.clear_dirty(page);
+                    core.counters.count(Event::WriteBack);
+                }
+                Err(source) => {
+                    let error = PoolError::Write { page, source };
+                    core.poison(&error);
+                    results[at] = Err(error);
+                }
+            }
+        }
+        // Last: a thread that waits for the batch finds its failure then.
+        drop(batch);
+        results
     }
 
-    /// Waits until no batch is under way.
+    fn begin(&self) -> Batch<'_> {
+        let mut under_way = lock(&self.under_way);
+        let number = under_way.next;
+        under_way.next += 1;
+        under_way.numbers.push(number);
+        Batch { writer: self, number }
+    }
+
+    /// Waits until the device has written the batches that are under way.
     pub(crate) fn wait(&self) {
-        let mut buffers = lock(&self.buffers);
-        while buffers.under_way > 0 {
-            buffers = wait(&self.ended, buffers);
+        let mut under_way = lock(&self.under_way);
+        let end = under_way.next;
+        while under_way.numbers.iter().any(|number| *number < end) {
+            under_way = wait(&self.ended, under_way);
         }
     }
 }
@@ -161,50 +219,17 @@ pub(crate) fn batch_of(most: usize, capacity: u64) -> usize {
 }
 
 /// A batch under way. A panic of the device ends it, too.
-struct Batch<'a>(&'a Writer);
+struct Batch<'a> {
+    writer: &'a Writer,
+    number: u64,
+}
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        let mut buffers = lock(&self.0.buffers);
-        buffers.under_way -= 1;
-        if buffers.under_way == 0 {
-            self.0.ended.notify_all();
-        }
+        let mut under_way = lock(&self.writer.under_way);
+        under_way.numbers.retain(|number| *number != self.number);
+        self.writer.ended.notify_all();
     }
-}
-
-fn write_sealed(
-    core: &Core,
-    device: &dyn Device,
-    pages: &[PageRef],
-    heads: &mut Heads,
-) -> Vec<Result<(), PoolError>> {
-    let mut newest_lsn = 0;
-    let mut writes = Vec::with_capacity(pages.len());
-    for (page, head) in pages.iter().zip(heads.iter_mut()) {
-        // SAFETY: the caller holds the page shared, and it is resident because it is held.
-        let (in_memory, body) = unsafe { core.bytes(*page) }.split_at(PAGE_SIZE);
-        head.copy_from_slice(in_memory);
-        newest_lsn = newest_lsn.max(core.format.seal(*page, head, body));
-        writes.push(Write { page: page.id.0, parts: [head, body], result: Ok(()) });
-    }
-    // A checkpoint may have written the pages while the caller held them. Then there is nothing to
-    // write, and nothing to ask the format.
-    let still_dirty = || pages.iter().any(|page| core.held(*page).load().is_dirty());
-    if still_dirty()
-        && let Err(error) = core.format.write_ahead(newest_lsn, &still_dirty)
-    {
-        let again = || std::io::Error::new(error.kind(), error.to_string());
-        return pages.iter().map(|_| Err(PoolError::WriteAhead(again()))).collect();
-    }
-    if !still_dirty() {
-        return pages.iter().map(|_| Ok(())).collect();
-    }
-    write_to(device, core, &mut writes);
-    let results = writes.into_iter().zip(pages);
-    results
-        .map(|(write, &page)| write.result.map_err(|source| PoolError::Write { page, source }))
-        .collect()
 }
 
 /// Aligned buffers of 4 KiB each.

@@ -158,8 +158,8 @@ impl Pool {
     }
 
     /// Waits for the writes of pages that are under way. An evictor that began before
-    /// [`write_dirty`](Pool::write_dirty) may be writing the same page once more. If pages become
-    /// dirty meanwhile, the pool may begin new writes right after this.
+    /// [`write_dirty`](Pool::write_dirty) may be writing the same page once more. Does not wait for
+    /// writes that begin after this call.
     pub fn wait_for_writes(&self) {
         self.eviction.writer.wait();
     }

@@ -165,11 +165,15 @@ impl Pool {
         self.sync_device()
     }
 
-    /// Makes durable what the pool has written. Writes no page.
+    /// Makes durable what the pool has written. Writes no page, but waits for writes under way: an
+    /// evictor may be writing a page a second time, and a failure spoils what the first write put
+    /// into the file.
     ///
     /// # Errors
-    /// A failed sync, which poisons the pool.
+    /// A failed sync, which poisons the pool, or an earlier failure that did.
     pub fn sync_device(&self) -> Result<(), PoolError> {
+        self.wait_for_writes();
+        self.core.check_poison()?;
         self.device.sync().map_err(|error| {
             let error = PoolError::Sync(error);
             self.core.poison(&error);

@@ -1,13 +1,13 @@
 //! Another size for a pool that is in use: [`Pool::resize`].
 //!
 //! A pool grows at once: there are more frames in the budget, and memory comes with the pages that
-//! use them. A pool shrinks in three steps. The budget has fewer frames from the beginning, so no
-//! thread gets one until enough are free. The thread evicts pages until they are. Then it returns
-//! memory to the kernel. On the surface each page's memory went with the page. Slots keep theirs,
-//! so the thread vacates chunks of slots: it moves the pages that are left in them to free slots of
-//! other chunks, and returns the memory (`slots.rs`).
+//! use them. A pool shrinks in three steps. The thread makes the budget smaller, bit by bit, and
+//! evicts pages until no more frames are in use. Then it returns memory to the kernel. On the
+//! surface each page's memory went with the page. Slots keep theirs, so the thread vacates chunks
+//! of slots: it moves the pages that are left in them to free slots of other chunks, and returns
+//! the memory (`slots.rs`).
 //!
-//! A page moves as it is, without I/O (`residence.rs`).
+//! A page moves as it is, without I/O (`residence/mod.rs`).
 
 use crate::core::Core;
 use crate::error::PoolError;
@@ -32,7 +32,7 @@ impl Pool {
     /// A pool that shrinks evicts pages, and writes those that have changed. It waits for guards,
     /// and for pages that cannot be written at this moment, as a fix in a full pool does: the
     /// caller must not hold more guards than the smaller pool has room for. Misses of other threads
-    /// wait until enough pages have left. Resizes take turns.
+    /// share the frames that leave, and may wait for a few batches of writes. Resizes take turns.
     ///
     /// # Errors
     /// [`PoolTooSmall`](PoolError::PoolTooSmall) below [`PoolOptions::MIN_FRAMES`],
@@ -73,8 +73,7 @@ impl Pool {
     }
 
     fn shrink(&self, frames: u64) -> Result<(), PoolError> {
-        self.core.budget.begin_to_shrink(frames);
-        self.eviction.evict_excess()?;
+        self.eviction.evict_down_to(frames)?;
         if let Some(slots) = &self.core.slots {
             // Before pages on the surface ask for the memory, which would split more huge pages.
             self.core.vacate_chunks(slots, frames);

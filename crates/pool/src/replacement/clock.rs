@@ -23,6 +23,24 @@ impl Clock {
     }
 }
 
+impl Clock {
+    /// Moves the hand by one slot, or over all slots up to the next one that may have a page.
+    /// Returns where the hand was, and how many slots it has jumped over from there.
+    fn step(&self) -> (usize, usize) {
+        let step = self.hand.fetch_add(1, Ordering::Relaxed);
+        let position = step % self.resident.slots();
+        let empty = self.resident.empty_from(position).saturating_sub(1);
+        // If another thread has moved the hand meanwhile, that thread finds out by itself.
+        let (now, beyond) = (step.wrapping_add(1), step.wrapping_add(1 + empty));
+        let moved = empty > 0
+            && self
+                .hand
+                .compare_exchange(now, beyond, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
+        (step, if moved { empty } else { 0 })
+    }
+}
+
 impl ReplacementPolicy for Clock {
     fn admit(&self, page: PageRef) {
         self.resident.insert(page);
@@ -46,9 +64,11 @@ impl ReplacementPolicy for Clock {
         let slots = self.resident.slots();
         let mut found_frames = 0;
         let mut first = None;
+        let mut passed = 0;
         // The first round marks all pages, and the second finds those that no thread has accessed.
-        for _ in 0..2 * slots {
-            let step = self.hand.fetch_add(1, Ordering::Relaxed);
+        while passed < 2 * slots {
+            let (step, empty) = self.step();
+            passed += 1 + empty;
             // The hand, moved by all threads, can reach a page that is a candidate already only
             // from its second round on.
             let is_second_round = step.wrapping_sub(*first.get_or_insert(step)) >= slots;

@@ -9,6 +9,10 @@
 //! hand would empty the slots that it has passed and leave those ahead full: insertions there would
 //! search a good part of the set, in time that grows with the pool (measured: 200 us in a set of
 //! 2^18 pages).
+//!
+//! A bit for each line, in the order of the iteration, says whether the line may have entries. So
+//! the hand jumps over what is empty, and a pool that is much smaller than it may become
+//! ([`PoolOptions::max_bytes`](crate::PoolOptions::max_bytes)) has a short round.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,12 +29,28 @@ const PASSES: u32 = 8;
 /// Slots in a cache line.
 const LINE: usize = 8;
 
+/// Lines whose bits lie in one word.
+const LINES_OF_WORD: usize = u64::BITS as usize;
+
 fn are_coprime(a: usize, b: usize) -> bool {
     let (mut a, mut b) = (a, b);
     while b != 0 {
         (a, b) = (b, a % b);
     }
     a == 1
+}
+
+/// The inverse of a number modulo another one that has no common divisor with it (the extended
+/// algorithm of Euclid).
+fn inverse_modulo(number: usize, modulus: usize) -> usize {
+    let (mut rest, mut next_rest) = (modulus as i128, number as i128 % modulus as i128);
+    let (mut factor, mut next_factor) = (0, 1);
+    while next_rest != 0 {
+        let quotient = rest / next_rest;
+        (rest, next_rest) = (next_rest, rest - quotient * next_rest);
+        (factor, next_factor) = (next_factor, factor - quotient * next_factor);
+    }
+    factor.rem_euclid(modulus as i128) as usize
 }
 
 /// A concurrent set of [`PageRef`]s with a fixed capacity.
@@ -40,6 +60,11 @@ pub struct ResidentSet {
     /// The step from one line to the next in the order of iteration. It has no common divisor with
     /// the number of lines, so that the iteration reaches all lines.
     stride: usize,
+    /// The inverse of the stride: a line's rank in the order of iteration is `line * inverse`.
+    inverse: usize,
+    /// A bit for each line, by its rank. The bit of a line that has entries is set, or the thread
+    /// that inserted the last of them is about to set it.
+    used_lines: Box<[AtomicU64]>,
 }
 
 impl ResidentSet {
@@ -54,10 +79,13 @@ impl ResidentSet {
         // The golden section, so that the lines that follow each other lie evenly spread.
         let golden = (lines as f64 * 0.618_034) as usize;
         let stride = (golden.max(1)..).find(|stride| are_coprime(*stride, lines)).unwrap_or(1);
+        let inverse = inverse_modulo(stride, lines);
         const { assert!(EMPTY == 0, "zeroed memory is a set of empty slots") };
         let slots = <[AtomicU64]>::new_box_zeroed_with_elems(lines * LINE);
         let slots = slots.expect("address space for the resident set");
-        ResidentSet { slots, stride }
+        let used_lines = <[AtomicU64]>::new_box_zeroed_with_elems(lines.div_ceil(LINES_OF_WORD));
+        let used_lines = used_lines.expect("address space for the resident set");
+        ResidentSet { slots, stride, inverse, used_lines }
     }
 
     /// How many slots there are, for the clock's hand to go round.
@@ -65,12 +93,80 @@ impl ResidentSet {
         self.slots.len()
     }
 
+    fn lines(&self) -> usize {
+        self.slots.len() / LINE
+    }
+
     /// The slot at a position of the iteration.
     fn at_position(&self, position: usize) -> &AtomicU64 {
-        let lines = self.slots.len() / LINE;
+        &self.slots[self.line_of_rank(position / LINE) * LINE + position % LINE]
+    }
+
+    /// The line that the iteration comes to after `rank` others.
+    fn line_of_rank(&self, rank: usize) -> usize {
         // No overflow below 2^32 lines, which is a pool of 90 TiB.
-        let line = (position / LINE).wrapping_mul(self.stride) % lines;
-        &self.slots[line * LINE + position % LINE]
+        rank.wrapping_mul(self.stride) % self.lines()
+    }
+
+    /// The word and the bit that say whether a line may have entries.
+    fn used_bit(&self, rank: usize) -> (&AtomicU64, u64) {
+        (&self.used_lines[rank / LINES_OF_WORD], 1 << (rank % LINES_OF_WORD))
+    }
+
+    /// A slot of this line has an entry now.
+    fn note_used(&self, line: usize) {
+        let (word, bit) = self.used_bit(line.wrapping_mul(self.inverse) % self.lines());
+        // Together with `clear_if_empty`: the entry was stored before this load, and the bit is
+        // cleared before the entries are looked at. So one of the two threads sees the other.
+        if word.load(Ordering::SeqCst) & bit == 0 {
+            word.fetch_or(bit, Ordering::SeqCst);
+        }
+    }
+
+    /// Clears the bit of a line without entries. False if there are entries.
+    fn clear_if_empty(&self, rank: usize) -> bool {
+        let start = self.line_of_rank(rank) * LINE;
+        let is_empty = || {
+            let mut entries = self.slots[start..start + LINE].iter();
+            entries.all(|slot| Self::decode(slot.load(Ordering::SeqCst)).is_none())
+        };
+        if !is_empty() {
+            return false;
+        }
+        // So that tests see what another thread may do between the two.
+        #[cfg(test)]
+        std::thread::yield_now();
+        let (word, bit) = self.used_bit(rank);
+        word.fetch_and(!bit, Ordering::SeqCst);
+        if is_empty() {
+            return true;
+        }
+        word.fetch_or(bit, Ordering::SeqCst);
+        false
+    }
+
+    /// How many slots without an entry there are from a position on, up to the end of the set at
+    /// most, as far as whole lines tell: none for a position within a line.
+    pub fn empty_from(&self, position: usize) -> usize {
+        if !position.is_multiple_of(LINE) {
+            return 0;
+        }
+        let first = position / LINE;
+        let mut rank = first;
+        while rank < self.lines() {
+            let word = self.used_lines[rank / LINES_OF_WORD].load(Ordering::Relaxed);
+            let ahead = word >> (rank % LINES_OF_WORD);
+            if ahead == 0 {
+                rank = (rank / LINES_OF_WORD + 1) * LINES_OF_WORD;
+                continue;
+            }
+            rank += ahead.trailing_zeros() as usize;
+            if !self.clear_if_empty(rank) {
+                break;
+            }
+            rank += 1;
+        }
+        (rank.min(self.lines()) - first) * LINE
     }
 
     fn encode(page: PageRef) -> u64 {
@@ -91,9 +187,10 @@ impl ResidentSet {
         ((u128::from(hash) * self.slots.len() as u128) >> 64) as usize
     }
 
-    fn probe(&self, entry: u64) -> impl Iterator<Item = &AtomicU64> {
-        let (before, after) = self.slots.split_at(self.first_slot(entry));
-        after.iter().chain(before)
+    fn probe(&self, entry: u64) -> impl Iterator<Item = (usize, &AtomicU64)> {
+        let first = self.first_slot(entry);
+        let (before, after) = self.slots.split_at(first);
+        (first..).zip(after).chain(before.iter().enumerate())
     }
 
     /// Adds a page that is not in the set.
@@ -103,12 +200,12 @@ impl ResidentSet {
     pub fn insert(&self, page: PageRef) {
         let entry = Self::encode(page);
         // A third of the slots is free at any time, but not the same ones: look again.
-        for slot in (0..PASSES).flat_map(|_| self.probe(entry)) {
+        for (at, slot) in (0..PASSES).flat_map(|_| self.probe(entry)) {
             let seen = slot.load(Ordering::Relaxed);
             if (seen == EMPTY || seen == TOMBSTONE)
-                && slot.compare_exchange(seen, entry, Ordering::Release, Ordering::Relaxed).is_ok()
+                && slot.compare_exchange(seen, entry, Ordering::SeqCst, Ordering::Relaxed).is_ok()
             {
-                return;
+                return self.note_used(at / LINE);
             }
         }
         panic!("more resident pages than the resident set has slots");
@@ -120,8 +217,8 @@ impl ResidentSet {
     /// If it is not.
     pub fn remove(&self, page: PageRef) {
         let entry = Self::encode(page);
-        let slot = self.probe(entry).find(|slot| slot.load(Ordering::Relaxed) == entry);
-        let slot = slot.unwrap_or_else(|| panic!("{page} is not in the resident set"));
+        let found = self.probe(entry).find(|(_, slot)| slot.load(Ordering::Relaxed) == entry);
+        let (_, slot) = found.unwrap_or_else(|| panic!("{page} is not in the resident set"));
         slot.store(TOMBSTONE, Ordering::Release);
     }
 
@@ -129,7 +226,7 @@ impl ResidentSet {
     /// hold it; only where it is not, all are.
     pub fn contains(&self, page: PageRef) -> bool {
         let entry = Self::encode(page);
-        self.probe(entry).any(|slot| slot.load(Ordering::Acquire) == entry)
+        self.probe(entry).any(|(_, slot)| slot.load(Ordering::Acquire) == entry)
     }
 
     /// The page at a position of the iteration, below [`slots`](ResidentSet::slots), if there is
@@ -219,7 +316,80 @@ mod tests {
                 .map(|position| std::ptr::from_ref(set.at_position(position)).addr())
                 .collect();
             assert_eq!(slots.len(), set.slots());
+            for rank in 0..set.lines() {
+                let line = set.line_of_rank(rank);
+                assert_eq!(line.wrapping_mul(set.inverse) % set.lines(), rank, "{pages} pages");
+            }
         }
+    }
+
+    /// A pool may be much smaller than the set, which has room for the largest that it may become.
+    #[test]
+    fn the_iteration_jumps_over_what_is_empty() {
+        let set = ResidentSet::new(1_000_000);
+        let round = || {
+            let (mut position, mut looks, mut found) = (0, 0, 0);
+            while position < set.slots() {
+                looks += 1;
+                match set.empty_from(position) {
+                    0 => {
+                        found += usize::from(set.at(position).is_some());
+                        position += 1;
+                    }
+                    empty => position += empty,
+                }
+            }
+            (looks, found)
+        };
+        assert_eq!(round(), (1, 0));
+        (0..300).for_each(|id| set.insert(PageRef::new(id, 1)));
+        let (looks, found) = round();
+        assert!(found == 300 && looks <= 300 * (LINE + 1) + 1, "{looks} looks found {found}");
+        // What has left is jumped over, too.
+        (0..290).for_each(|id| set.remove(PageRef::new(id, 1)));
+        let (looks, found) = round();
+        assert!(found == 10 && looks <= 10 * (LINE + 1) + 1, "{looks} looks found {found}");
+        (300..600).for_each(|id| set.insert(PageRef::new(id, 1)));
+        assert_eq!(round().1, 310);
+    }
+
+    /// One thread inserts, because a second one would set a bit that is lost.
+    #[test]
+    fn no_entry_is_jumped_over_while_others_look_at_it() {
+        let set = ResidentSet::new(64);
+        let rounds = if cfg!(miri) { 50 } else { 100_000 };
+        let ended = AtomicU64::new(0);
+        let is_noted = |page: PageRef| {
+            let at =
+                |rank: usize| (rank * LINE..(rank + 1) * LINE).map(|position| set.at(position));
+            let rank = (0..set.lines()).find(|rank| at(*rank).any(|found| found == Some(page)));
+            let (word, bit) = set.used_bit(rank.unwrap());
+            word.load(Ordering::SeqCst) & bit != 0
+        };
+        let lost = std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while ended.load(Ordering::Relaxed) == 0 {
+                        (0..set.lines()).for_each(|rank| _ = set.empty_from(rank * LINE));
+                    }
+                });
+            }
+            let lost = (0..rounds).find(|round| {
+                let page = PageRef::new(round % 97, 1);
+                set.insert(page);
+                // A thread that has just cleared the bit sets it again.
+                let is_lost = !is_noted(page)
+                    && !(0..100_000).any(|_| {
+                        std::thread::yield_now();
+                        is_noted(page)
+                    });
+                set.remove(page);
+                is_lost
+            });
+            ended.store(1, Ordering::Relaxed);
+            lost
+        });
+        assert_eq!(lost, None);
     }
 
     #[test]
@@ -252,7 +422,7 @@ mod tests {
             let entry = ResidentSet::encode(PageRef::new(id, 1));
             searched += set
                 .probe(entry)
-                .position(|slot| matches!(slot.load(Ordering::Relaxed), EMPTY | TOMBSTONE))
+                .position(|(_, slot)| matches!(slot.load(Ordering::Relaxed), EMPTY | TOMBSTONE))
                 .unwrap();
             set.insert(PageRef::new(id, 1));
         }

@@ -7,7 +7,7 @@ use std::io::{PipeReader, PipeWriter};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use vellum_vm::{BackendChoice, BackendKind};
+use vellum_vm::{BackendChoice, BackendKind, PageRange};
 
 use super::*;
 use crate::device::MemoryDevice;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{Own, Refused, entries, smaps};
 use vellum_testing::own_process::entered;
+use vellum_testing::patience::SetWhenDropped;
 use vellum_vm::{
     Advice, BackendChoice, BackendKind, Entry, Errno, FaultBehaviour, PAGE_SIZE, PageRange,
     Surface, SurfaceError, probe,
@@ -260,6 +261,7 @@ fn growing_while_in_use(backend: BackendKind) {
     own.fill(63, 0x5A);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let end = SetWhenDropped(&done);
         let user = scope.spawn(|| {
             let mut rounds = 0;
             while !done.load(Ordering::Relaxed) || rounds < 10 {
@@ -282,7 +284,7 @@ fn growing_while_in_use(backend: BackendKind) {
             })
         });
         growers.into_iter().for_each(|grower| grower.join().unwrap());
-        done.store(true, Ordering::Relaxed);
+        drop(end);
         user.join().unwrap();
     });
     assert_eq!(own.surface.pages(), 64 + 60 * 2 * 8_192);

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use crate::common::{Own, entries, smaps};
 use vellum_testing::memory_group::MemoryGroup;
-use vellum_testing::patience::{PATIENCE, eventually};
+use vellum_testing::patience::{PATIENCE, SetWhenDropped, eventually};
 use vellum_vm::{
     Asked, BackendKind, Entry, HUGE_PAGE_SIZE, HUGE_PAGES, PAGE_SIZE, PageRange, Reservation,
     SurfaceError, probe,
@@ -186,6 +186,7 @@ fn readers_writers_and_neighbours_go_on(backend: BackendKind) {
         .custom_flags(libc::O_DIRECT)
         .open(dir.path().join("pages"));
     std::thread::scope(|scope| {
+        let _done = SetWhenDropped(&done);
         let own = &own;
         let running = || !done.load(Ordering::Relaxed);
         for thread in 0..2_u64 {
@@ -228,7 +229,6 @@ fn readers_writers_and_neighbours_go_on(backend: BackendKind) {
             let _ = own.surface.split(512 + 4).unwrap();
             round += 1;
         }
-        done.store(true, Ordering::Relaxed);
         assert!(collapsed > 0, "never collapsed");
     });
     // Of each eight neighbours, the threads have written the first two.

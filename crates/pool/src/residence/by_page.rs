@@ -1,0 +1,190 @@
+//! The protocol with a state word for each page of the file ([`StateArray`]).
+//!
+//! A word exists whether or not its page is resident. So a thread locks the words of a page and of
+//! its inner frames, by which it excludes all others, and only then does memory come or go. The
+//! bytes lie at the page's own place on the surface, or in a slot.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::iter;
+
+use vellum_vm::{Entry, Errno};
+
+use super::protocol::{ClaimOutcome, InnerBefore, Protocol, inner_pages};
+use crate::core::Core;
+use crate::error::PoolError;
+use crate::page::PageRef;
+use crate::page::state::{Leave, PageState, State, Word};
+use crate::page::states::StateArray;
+
+/// From so many frames on, a new page's memory is populated by one call instead of by faults.
+const POPULATE_FROM: u32 = 4;
+
+impl Protocol for StateArray {
+    fn claim_brings_memory(&self) -> bool {
+        false
+    }
+
+    fn claim(
+        &self,
+        core: &Core,
+        page: PageRef,
+        state: &PageState,
+        seen: Word,
+    ) -> Result<ClaimOutcome, Errno> {
+        Ok(self.lock(core, page, state, seen, Leave::Evicted))
+    }
+
+    fn claim_unallocated(&self, core: &Core, page: PageRef) -> Result<ClaimOutcome, Errno> {
+        let (state, seen) = core.look_at_known(page);
+        Ok(match absent(seen) {
+            Some(leave) => self.lock(core, page, state, seen, leave),
+            None => ClaimOutcome::Lost,
+        })
+    }
+
+    fn zero(&self, core: &Core, page: PageRef) -> Result<(), PoolError> {
+        populate_zeroed(core, page).map_err(|source| {
+            core.release_small(&mut [Entry::new(page.range())]);
+            unlock_inner(core, page, iter::repeat(Leave::Free));
+            core.unlock(page, Leave::Free, false);
+            PoolError::Populate { page, source }
+        })
+    }
+
+    /// If the kernel refuses to release the memory, the next claim of the page finds it there.
+    fn unclaim(&self, core: &Core, page: PageRef, before: InnerBefore) {
+        let slot = core.held_slot(page);
+        if slot == 0 {
+            core.release_small(&mut [Entry::new(page.range())]);
+        }
+        unlock_inner(core, page, before.0);
+        core.unlock(page, Leave::Evicted, false);
+        if let (Some(slots), 1..) = (&core.slots, slot) {
+            slots.give_back(slot);
+        }
+    }
+
+    fn free_evicted(
+        &self,
+        core: &Core,
+        page: PageRef,
+        state: &PageState,
+        seen: Word,
+    ) -> Result<Option<bool>, PoolError> {
+        if !self.try_lock_absent(page, state, seen) {
+            return Ok(None);
+        }
+        core.unlock(page, Leave::Free, false);
+        Ok(Some(true))
+    }
+
+    fn begin_release(&self, _core: &Core, _page: PageRef, _leave: Leave) {}
+
+    /// The whole page: if the kernel releases a part of a long one, the next claim finds the rest.
+    fn entry(&self, _core: &Core, page: PageRef) -> Entry {
+        Entry::new(page.range())
+    }
+
+    fn note_released(&self, _entries: &[Entry]) {}
+
+    fn cancel_release(&self, _core: &Core, _page: PageRef, _leave: Leave) {}
+
+    fn end_release(&self, core: &Core, page: PageRef, leave: Leave) {
+        core.policy.forget(page);
+        inner_pages(page).for_each(|inner| core.free_inner(inner));
+        core.unlock(page, leave, false);
+    }
+}
+
+impl StateArray {
+    /// Locks a page that is not resident, and whose word was `seen`, and its inner frames.
+    /// Otherwise nothing changes, and the page's state is `leave`.
+    fn lock(
+        &self,
+        core: &Core,
+        page: PageRef,
+        state: &PageState,
+        seen: Word,
+        leave: Leave,
+    ) -> ClaimOutcome {
+        if !self.try_lock_absent(page, state, seen) {
+            return ClaimOutcome::Lost;
+        }
+        match self.lock_inner(core, page) {
+            Some(before) => ClaimOutcome::Ours(before),
+            None => {
+                core.unlock(page, leave, false);
+                ClaimOutcome::Blocked
+            }
+        }
+    }
+
+    /// Locks a page that is not resident, and whose word was `seen`. A word that was zero gets the
+    /// version with which it begins.
+    fn try_lock_absent(&self, page: PageRef, state: &PageState, seen: Word) -> bool {
+        let locked = state.try_lock(seen);
+        if locked && seen.is_untouched() {
+            self.begin_version(page.id, state);
+        }
+        locked
+    }
+
+    /// Locks the inner frames of a page; the caller holds the head. None if one of the inner frames
+    /// is resident or in transit; then nothing changed.
+    fn lock_inner(&self, core: &Core, page: PageRef) -> Option<InnerBefore> {
+        let mut before = Vec::with_capacity(page.frames as usize - 1);
+        for (inner, state, seen) in core.inner(page) {
+            match absent(seen).filter(|_| self.try_lock_absent(inner, state, seen)) {
+                Some(leave) => before.push(leave),
+                None => {
+                    unlock_inner(core, page, before);
+                    return None;
+                }
+            }
+        }
+        Some(InnerBefore(before))
+    }
+}
+
+/// The state of a page that is not resident; none if it is, or is in transit.
+fn absent(seen: Word) -> Option<Leave> {
+    match seen.state() {
+        State::Evicted => Some(Leave::Evicted),
+        State::Free => Some(Leave::Free),
+        _ => None,
+    }
+}
+
+/// Unlocks inner frames, from the first on, one for each of `leaves`.
+fn unlock_inner(core: &Core, page: PageRef, leaves: impl IntoIterator<Item = Leave>) {
+    for (inner, leave) in inner_pages(page).zip(leaves) {
+        core.unlock(inner, leave, false);
+    }
+}
+
+/// Populates a page with zeroed memory, or leaves that to the first write fault. The caller holds
+/// the page exclusively and has taken its frames out of the budget.
+///
+/// # Errors
+/// What the kernel said; a part of the page may have memory.
+fn populate_zeroed(core: &Core, page: PageRef) -> io::Result<()> {
+    let by_writing = core.surface.fault_behaviour().writing_populates();
+    if by_writing && page.frames < POPULATE_FROM {
+        return Ok(());
+    }
+    let mut entry = [Entry::new(page.range())];
+    core.surface.populate(&mut entry);
+    if by_writing {
+        // A failure to populate ahead is harmless: the first write populates.
+        return Ok(());
+    }
+    entry[0].result?;
+    if !core.surface.fresh_pages_are_zeroed() {
+        // SAFETY: the page lies on the surface, its memory is resident and it is held exclusively;
+        // what optimistic readers read of it is discarded.
+        unsafe { core.address(page).write_bytes(0, page.bytes()) };
+    }
+    Ok(())
+}
