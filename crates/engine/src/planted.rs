@@ -16,6 +16,8 @@ pub enum StoreBug {
     NoImage,
     /// A record does not name the pages that its group took.
     UnnamedPages,
+    /// A record leaves out the last changed part of a value.
+    LostPart,
     /// A record leaves out the last page of a group of several pages.
     HalfGroup,
     /// The header of a checkpoint is written before its pages.

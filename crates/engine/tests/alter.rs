@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{Random, assert_sound, memory_store};
 use vellum::{Error, Tree};
+use vellum_testing::patience::SetWhenDropped;
 
 /// Every seventh value is a blob.
 fn value(number: u64) -> Vec<u8> {
@@ -156,6 +157,7 @@ fn ranges_go_while_others_change_the_rest() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let _done = SetWhenDropped(&done);
             for round in 0..30u64 {
                 let keys = 1000..1600;
                 tree.extend(keys.clone().map(|n: u64| (n.to_be_bytes(), value(n)))).unwrap();
@@ -167,7 +169,6 @@ fn ranges_go_while_others_change_the_rest() {
                 };
                 assert_eq!(removed, 600);
             }
-            done.store(true, Ordering::Relaxed);
         });
         for thread in 0..2u64 {
             let (tree, done) = (&tree, &done);
@@ -195,13 +196,13 @@ fn a_tree_is_cleared_in_one_step() {
     let has = |n: u64| tree.contains(&n.to_be_bytes()).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let _done = SetWhenDropped(&done);
             for _ in 0..20 {
                 fills.fetch_add(1, Ordering::SeqCst);
                 tree.extend((0..2000u64).map(|n| (n.to_be_bytes(), value(n)))).unwrap();
                 tree.clear().unwrap();
                 assert!(tree.first().unwrap().is_none());
             }
-            done.store(true, Ordering::Relaxed);
         });
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
@@ -209,7 +210,11 @@ fn a_tree_is_cleared_in_one_step() {
                     continue;
                 }
                 let fill = fills.load(Ordering::SeqCst);
-                while has(0) {}
+                while has(0) {
+                    if done.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
                 // This entry is gone, so all of them are gone, because no thread inserts.
                 let others = [1999, 1500, 700, 1].map(has);
                 let none = others == [false; 4];

@@ -3,7 +3,7 @@
 
 mod bank;
 
-use std::io::Write as _;
+use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::ops::ControlFlow;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -11,10 +11,10 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
-use std::time::Duration;
 
 use vellum::{BackupOptions, Error, MemoryDevice, RestoreOptions, Store, Tree};
 use vellum_pool::device::{Fault, FaultyDevice, Operation};
+use vellum_testing::patience::{PATIENCE, eventually};
 use vellum_testing::random::Random;
 use vellum_testing::small_disk::SmallDisk;
 
@@ -36,9 +36,7 @@ fn a_backup_beside_writers_is_the_store_of_one_moment() {
                 back_up(&store, &backup).unwrap();
                 has_all_before(&check(&backup), before);
                 std::fs::remove_file(&backup).unwrap();
-                while committed.load(Ordering::Acquire) < before + 20 {
-                    thread::yield_now();
-                }
+                eventually("transfers", || committed.load(Ordering::Acquire) >= before + 20);
             }
         });
         store.close().unwrap();
@@ -442,22 +440,57 @@ fn a_full_disk_of_the_backup_is_no_failure_of_the_store() {
 /// Where the child has its store and its backups.
 const FOLDER: &str = "VELLUM_TEST_BACKUPS";
 
+/// What the child writes to its output for each part of a backup, and for each full backup that it
+/// has. The harness writes neither.
+const PART: u8 = b'+';
+const FULL: u8 = b'=';
+
+fn say(what: u8) {
+    let mut output = std::io::stdout().lock();
+    output.write_all(&[what]).and_then(|()| output.flush()).unwrap();
+}
+
 /// Not a test of its own: the process that is killed. It makes backups and increments beside
 /// writers.
 #[test]
 fn child() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
+    // Its other threads would go on, and the parent would see nothing.
+    std::panic::set_hook(Box::new(|panic| {
+        eprintln!("{panic}");
+        std::process::abort();
+    }));
+    // The parent waits for it.
+    thread::spawn(|| {
+        thread::sleep(PATIENCE);
+        std::process::abort();
+    });
     let folder = Path::new(&folder);
     let store = Store::open(folder.join("a.vellum"), &with_log()).unwrap();
+    let mut goes_on = |_| {
+        say(PART);
+        ControlFlow::Continue(())
+    };
     beside_writers(&store, |_| {
         for number in 0.. {
             let full = folder.join(format!("full {number}"));
-            back_up(&store, &full).unwrap();
+            store.backup(&full, &BackupOptions::new(), &mut goes_on).unwrap();
+            say(FULL);
             let increment = folder.join(format!("increment {number}"));
             let options = BackupOptions::new().since(&full);
             store.backup(&increment, &options, &mut goes_on).unwrap();
         }
     });
+}
+
+/// Waits until a child has so many full backups, and has then made so many parts of others.
+fn wait_for(child: &mut impl BufRead, full: u64, parts: u64) {
+    let mut said = child.bytes().map(Result::unwrap);
+    for (what, count) in [(FULL, full), (PART, parts)] {
+        for _ in 0..count {
+            assert!(said.any(|byte| byte == what), "the child has ended");
+        }
+    }
 }
 
 #[test]
@@ -466,13 +499,16 @@ fn a_process_that_is_killed_in_a_backup_leaves_whole_files_and_a_sound_store() {
     let store = Store::create(&path, &with_log()).unwrap();
     fill(&store);
     store.close().unwrap();
-    let (mut random, mut whole) = (Random(9), 0);
-    for _ in 0..8 {
+    let mut random = Random(9);
+    for round in 0..8 {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["child", "--exact"]).env(FOLDER, folder.path());
-        let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+        command.args(["child", "--exact", "--nocapture"]).env(FOLDER, folder.path());
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         // Now and then before the first backup has ended.
-        thread::sleep(Duration::from_millis(200 + random.below(1500)));
+        let full = round % 4;
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        wait_for(&mut output, full, random.below(40));
+        let mut whole = 0;
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(9));
         // The kernel may use the file for the killed process for a moment.
@@ -510,6 +546,6 @@ fn a_process_that_is_killed_in_a_backup_leaves_whole_files_and_a_sound_store() {
                 std::fs::remove_file(file).unwrap();
             }
         }
+        assert!(whole >= full, "{whole} full backups, and the child had {full}");
     }
-    assert!(whole > 0);
 }

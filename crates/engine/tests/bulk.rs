@@ -13,6 +13,7 @@ use vellum::node::Node;
 use vellum::page::seal;
 use vellum::{Error, Store, Tree};
 use vellum_pool::device::MemoryDevice;
+use vellum_testing::patience::SetWhenDropped;
 
 /// Every 97th value is a blob.
 fn value(number: u64) -> Vec<u8> {
@@ -99,12 +100,12 @@ fn every_entry_that_comes_is_popped_once() {
     let seen: Vec<AtomicBool> = (0..COUNT).map(|_| AtomicBool::new(false)).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let _ended = SetWhenDropped(&ended);
             // Each number once, in any order.
             for n in 0..COUNT {
                 let n = n * 7919 % COUNT;
                 tree.insert(&n.to_be_bytes(), &value(n)).unwrap();
             }
-            ended.store(true, Ordering::Release);
         });
         for thread in 0..4 {
             let (tree, ended, popped, seen) = (&tree, &ended, &popped, &seen);
@@ -173,12 +174,12 @@ fn leaves_go_while_entries_come() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let _done = SetWhenDropped(&done);
             for _ in 0..20 {
                 let range = 1000u64.to_be_bytes()..7000u64.to_be_bytes();
                 tree.remove_range(range).unwrap();
                 tree.extend((1000..7000u64).map(|n| (n.to_be_bytes(), value(n)))).unwrap();
             }
-            done.store(true, Ordering::Relaxed);
         });
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {

@@ -119,7 +119,7 @@ fn within_patience(body: impl FnOnce() + Send + 'static) {
         body();
         done.send(()).unwrap();
     });
-    if wait.recv_timeout(PATIENCE / 4) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+    if wait.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
         panic!("a call waits for itself");
     }
     thread.join().unwrap();

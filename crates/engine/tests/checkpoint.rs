@@ -16,6 +16,7 @@ use vellum_pool::device::{
     Call, Device, DeviceInfo, Fault, FaultyDevice, HookedDevice, MemoryDevice, Operation, ReadDone,
     ReadRange, Surface, Write,
 };
+use vellum_testing::patience::{SetWhenDropped, eventually};
 
 type Faulty = Arc<FaultyDevice<Arc<MemoryDevice>>>;
 
@@ -131,9 +132,7 @@ fn one_checkpoint_serves_all_that_wait() {
                 })
             })
             .collect();
-        while ready.load(Ordering::SeqCst) < 16 {
-            thread::yield_now();
-        }
+        eventually("all have changed something", || ready.load(Ordering::SeqCst) == 16);
         thread::sleep(Duration::from_millis(100));
         plan.release(Operation::Sync);
         first.join().unwrap().unwrap();
@@ -278,7 +277,7 @@ fn a_store_whose_device_panicked_in_an_eviction_can_be_closed() {
         drop((tree, store));
         ended.send(closed).unwrap();
     });
-    let closed = ends.recv_timeout(PATIENCE / 4).expect("closing does not end");
+    let closed = ends.recv_timeout(PATIENCE).expect("closing does not end");
     assert!(matches!(closed, Err(Error::Poisoned(_))), "{closed:?}");
     assert!(matches!(found(device.inner()), Err(Error::UncleanShutdown)));
 }
@@ -309,14 +308,15 @@ fn a_closed_file_is_unlocked_when_nothing_is_on_its_way_to_it() {
     thread::scope(|scope| {
         let late = thread::Builder::new().name("late".into());
         let reads = || (0..5000u32).try_for_each(|n| tree.get(&n.to_be_bytes()).map(drop));
-        late.spawn_scoped(scope, reads).unwrap();
-        while !held.load(Ordering::SeqCst) {
-            thread::yield_now();
-        }
+        let let_go = SetWhenDropped(&released);
+        let late = late.spawn_scoped(scope, reads).unwrap();
+        let is_held = || held.load(Ordering::SeqCst) || late.is_finished();
+        eventually("the thread writes a page", is_held);
+        assert!(held.load(Ordering::SeqCst), "{:?}", late.join());
         let closing = scope.spawn(|| store.clone().close());
         thread::sleep(Duration::from_millis(300));
         let too_early = unlocked.load(Ordering::SeqCst);
-        released.store(true, Ordering::SeqCst);
+        drop(let_go);
         closing.join().unwrap().unwrap();
         assert!(!too_early, "others may write to it while a page comes");
         assert!(unlocked.load(Ordering::SeqCst));

@@ -12,6 +12,7 @@ use vellum::node::Node;
 use vellum::page::seal;
 use vellum::{Durability, Error, Store, TransactionOptions};
 use vellum_pool::device::MemoryDevice;
+use vellum_testing::patience::SetWhenDropped;
 
 fn open(image: Vec<u8>) -> Store {
     Store::open_on(Arc::new(MemoryDevice::from_snapshot(image)), &options(2000, 1)).unwrap()
@@ -28,6 +29,7 @@ fn a_lookup_that_finds_nothing_leaves_nothing_in_the_buffer() {
     let mut value = b"old".to_vec();
     assert!(!tree.get_into(b"nothing", &mut value).unwrap() && value.is_empty());
     std::thread::scope(|scope| {
+        let _stopping = SetWhenDropped(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 tree.remove(&key).unwrap();
@@ -39,7 +41,6 @@ fn a_lookup_that_finds_nothing_leaves_nothing_in_the_buffer() {
             let found = tree.get_into(&key, &mut value).unwrap();
             (!found && !value.is_empty()).then_some(value.len())
         });
-        stop.store(true, Ordering::Relaxed);
         assert_eq!(left, None, "bytes in the buffer");
     });
 }

@@ -4,11 +4,12 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use common::{Random, assert_sound, memory_store, value};
 use vellum::{Error, Options, Store};
+use vellum_testing::patience::SetWhenDropped;
 
 const PAGE: u64 = 4096;
 
@@ -21,28 +22,29 @@ fn a_store_is_used_while_its_pool_changes_its_size() {
     let options = |pages: u64| Options::new().pool_bytes(pages * PAGE).log_bytes(8 << 20);
     let store = Store::create(&path, &options(2_000).max_pool_bytes(4_000 * PAGE)).unwrap();
     let tree = store.create_tree("t").unwrap();
-    let ended = AtomicBool::new(false);
+    let (ended, resized) = (AtomicBool::new(false), AtomicU64::new(0));
     let long = |thread: u64, number: u64| value(5_000 + (thread * 7 + number) as usize * 3, 1);
     let rounds = 3_000_u64;
     thread::scope(|scope| {
-        let (store, tree, ended) = (&store, &tree, &ended);
-        let resizing = scope.spawn(move || {
+        let (store, tree, ended, resized) = (&store, &tree, &ended, &resized);
+        let _ending = SetWhenDropped(ended);
+        scope.spawn(move || {
+            // If this thread fails, the others need not wait for it.
+            let _ending = SetWhenDropped(ended);
             let mut random = Random(5);
-            let mut resized = 0;
             while !ended.load(Ordering::Relaxed) {
                 let pages = 300 + random.index(3_700) as u64;
                 store.resize_pool(pages * PAGE).unwrap();
                 assert_eq!(store.stat().unwrap().pool_bytes, pages * PAGE);
-                resized += 1;
+                resized.fetch_add(1, Ordering::Relaxed);
             }
-            resized
         });
         let workers: Vec<_> = (0..2_u64)
             .map(|thread| {
                 scope.spawn(move || {
-                    for number in 0..rounds {
+                    let work = |number: u64| {
                         let key = [thread.to_be_bytes(), number.to_be_bytes()].concat();
-                        if number % 10 == 0 {
+                        if number.is_multiple_of(10) {
                             tree.upsert(&key, &long(thread, number)).unwrap();
                         } else if number % 10 == 1 {
                             store.transact(|txn| txn.put(tree, &key, b"committed")).unwrap();
@@ -53,14 +55,20 @@ fn a_store_is_used_while_its_pool_changes_its_size() {
                         let key = [thread.to_be_bytes(), earlier.to_be_bytes()].concat();
                         let found = tree.get(&key).unwrap().unwrap();
                         assert!(*found == long(thread, earlier)[..], "{thread} {earlier}");
-                    }
+                    };
+                    (0..rounds).for_each(work);
+                    // The thread that resizes the pool may begin late.
+                    let is_late = || resized.load(Ordering::Relaxed) == 0;
+                    let again = (0..rounds).cycle();
+                    again
+                        .take_while(|_| is_late() && !ended.load(Ordering::Relaxed))
+                        .for_each(work);
                 })
             })
             .collect();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        ended.store(true, Ordering::Relaxed);
-        assert!(resizing.join().unwrap() > 0);
     });
+    assert!(resized.load(Ordering::Relaxed) > 0);
     store.resize_pool(300 * PAGE).unwrap();
     assert!(store.pool_stats().resident_frames <= 300);
     assert_sound(&store);

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use common::{Random, assert_sound, memory_store, options};
 use vellum::{Error, Options, Store};
+use vellum_testing::patience::SetWhenDropped;
 
 #[test]
 fn a_closed_store_opens_with_everything_in_it() {
@@ -319,6 +320,7 @@ fn a_file_has_its_name_only_when_it_is_a_store() {
     let done = AtomicBool::new(false);
     let options = Options::new().pool_bytes(1 << 20).log(false);
     std::thread::scope(|scope| {
+        let _done = SetWhenDropped(&done);
         scope.spawn(|| {
             while !done.load(Ordering::SeqCst) {
                 let Ok(mut file) = std::fs::File::open(&path) else { continue };
@@ -337,7 +339,6 @@ fn a_file_has_its_name_only_when_it_is_a_store() {
             std::fs::remove_file(&path).unwrap();
             store.close().unwrap();
         }
-        done.store(true, Ordering::SeqCst);
     });
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "nothing stays behind");
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use common::{Random, all_freed, assert_sound, bytes, memory_store, options};
 use vellum::{Error, Store, Tree, ValueReader};
 use vellum_pool::device::MemoryDevice;
+use vellum_testing::patience::SetWhenDropped;
 
 /// The data bytes of a piece of one frame, and of the longest piece.
 const SMALL_PIECE: usize = 4096 - 56;
@@ -481,6 +482,7 @@ fn readers_see_a_value_in_pieces_or_none_while_the_tree_is_cleared() {
     let value = bytes(3 * SMALL_PIECE, 1);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _stopping = SetWhenDropped(&stop);
         for _ in 0..3 {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
@@ -490,8 +492,10 @@ fn readers_see_a_value_in_pieces_or_none_while_the_tree_is_cleared() {
                 }
             });
         }
-        let began = Instant::now();
-        while began.elapsed() < Duration::from_secs(1) {
+        let (began, mut rounds) = (Instant::now(), 0);
+        // For some time, and some rounds, however rarely this thread runs.
+        while rounds < 50 || began.elapsed() < Duration::from_secs(1) {
+            rounds += 1;
             stream(&tree, b"key", &value, 4096);
             // The tree has a leaf below the root.
             for number in 0..60_u8 {
@@ -499,7 +503,6 @@ fn readers_see_a_value_in_pieces_or_none_while_the_tree_is_cleared() {
             }
             tree.clear().unwrap();
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert_sound(&store);
 }

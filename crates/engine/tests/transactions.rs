@@ -1169,3 +1169,31 @@ fn a_view_that_has_ended_keeps_nothing_from_changing() {
     drop(left);
     assert_eq!(store.stat().unwrap().version_bytes, 0);
 }
+
+/// Iterators and readers of a snapshot, also such as have begun, go on when their tree is dropped.
+#[test]
+fn a_snapshot_reads_on_when_its_tree_is_dropped() {
+    let (_, store) = memory_store(2048, 1);
+    let tree = store.create_tree("tree").unwrap();
+    let keys: Vec<[u8; 4]> = (0..3000_u32).map(u32::to_be_bytes).collect();
+    keys.iter().for_each(|key| _ = tree.upsert(key, &[5; 100]).unwrap());
+    let snapshot = store.snapshot().unwrap();
+    let mut transaction = store.begin().unwrap();
+    transaction.put(&tree, &keys[7], b"own").unwrap();
+    let mut entries = snapshot.entries(&tree).unwrap();
+    let mut own = transaction.entries(&tree).unwrap();
+    let first = |entries: &mut ViewEntries<'_>| {
+        let ends = (entries.next().unwrap().unwrap().0, entries.next_back().unwrap().unwrap().0);
+        assert_eq!(ends, (keys[0].to_vec(), keys[2999].to_vec()));
+    };
+    first(&mut entries);
+    first(&mut own);
+    store.drop_tree("tree").unwrap();
+    for entries in [&mut entries, &mut own] {
+        assert_eq!(entries.next_back().unwrap().unwrap().0, keys[2998]);
+        let rest: Result<Vec<_>, Error> = entries.collect();
+        assert_eq!(rest.unwrap().len(), 2997);
+    }
+    assert_eq!(&snapshot.get(&tree, &keys[5]).unwrap().unwrap()[..], [5; 100]);
+    assert_eq!(&transaction.get(&tree, &keys[7]).unwrap().unwrap()[..], b"own");
+}

@@ -30,7 +30,7 @@ fn ends(what: &str, body: impl FnOnce() + Send + 'static) {
         body();
         done.send(()).unwrap();
     });
-    assert!(ended.recv_timeout(PATIENCE / 10).is_ok(), "it does not end: {what}");
+    assert!(ended.recv_timeout(PATIENCE).is_ok(), "it does not end: {what}");
     thread.join().unwrap();
 }
 

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use vellum::{Options, Store};
+use vellum_testing::patience::SetWhenDropped;
 
 fn store(directory: &tempfile::TempDir) -> Store {
     let options = Options::new().pool_bytes(4 << 20);
@@ -27,6 +28,7 @@ fn no_addition_is_lost(len: usize, rounds: u64) {
     tree.upsert(b"sum", &vec![0; len]).unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _done = SetWhenDropped(&done);
         let adders: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
@@ -50,7 +52,6 @@ fn no_addition_is_lost(len: usize, rounds: u64) {
         for adder in adders {
             adder.join().unwrap();
         }
-        done.store(true, Ordering::Relaxed);
     });
     let value = tree.get(b"sum").unwrap().unwrap();
     assert_eq!((count(&value), value.len()), (2 * rounds, len));

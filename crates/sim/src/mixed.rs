@@ -120,6 +120,17 @@ fn value(random: &mut Random, are_long: bool) -> Bytes {
     vellum_testing::random::bytes(len as usize, random.next()).into()
 }
 
+/// A value of the same length, with some other bytes.
+fn altered(random: &mut Random, old: &[u8]) -> Bytes {
+    let mut value = old.to_vec();
+    for _ in 0..random.below(5) {
+        let at = random.index(value.len());
+        let end = value.len().min(at + 1 + random.below(20) as usize);
+        value[at..end].fill(random.next() as u8);
+    }
+    value.into()
+}
+
 fn key(random: &mut Random) -> Vec<u8> {
     let mut key = vec![b'k'; random.pick(&[0, 0, 1, 8, 60])];
     let number = random.pick(&[30, 200, 600]);
@@ -471,7 +482,11 @@ impl Life {
 
     fn put(&mut self) -> Outcome {
         let ((tree, name), key) = (self.tree(), key(&mut self.random));
-        let value = value(&mut self.random, self.are_long);
+        let old = self.model[&name].entries.get(&key).filter(|old| !old.is_empty());
+        let value = match old {
+            Some(old) if self.random.once_in(2) => altered(&mut self.random, old),
+            _ => value(&mut self.random, self.are_long),
+        };
         let change = Change::Put(name, key.clone(), value.clone());
         match self.random.below(3) {
             0 => self.change(vec![change], |_| {

@@ -33,6 +33,7 @@ pub const PLANTS: &[Plant] = &[
     store("late-values", StoreBug::LateValues, 100, "values are not synced before their record"),
     store("no-image", StoreBug::NoImage, 100, "the first record after a cut has no image"),
     store("unnamed-pages", StoreBug::UnnamedPages, 100, "a record does not name its new pages"),
+    store("lost-part", StoreBug::LostPart, 100, "a record leaves out a changed part of a value"),
     store("half-group", StoreBug::HalfGroup, 100, "a record leaves a page of its group out"),
     store("early-header", StoreBug::EarlyHeader, 100, "a checkpoint's header precedes its pages"),
     store("early-trim", StoreBug::EarlyTrim, 200, "the log is trimmed before a checkpoint"),

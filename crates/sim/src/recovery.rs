@@ -1,5 +1,6 @@
 //! Recovery of a crashed machine, through crashes and failures of the recovery itself.
 
+use std::ops::ControlFlow::Continue;
 use std::sync::Arc;
 
 use vellum::{Error, Options, Store};
@@ -173,6 +174,12 @@ impl Recovery<'_> {
         ensure!(report.damage.is_empty(), "damage after {end:?}: {:?}", report.damage);
         if !self.may_lose_pages {
             ensure!(report.lost_pages == 0, "{} pages are lost after {end:?}", report.lost_pages);
+        } else if report.lost_pages > 0 {
+            let freed =
+                store.free_lost_pages(&mut |_| Continue(())).map_err(Failure::of("lost pages"))?;
+            ensure!(freed.lost_pages == report.lost_pages, "{freed:?} differs from {report:?}");
+            let report = store.check(&mut |_| ()).map_err(Failure::of("a second check"))?;
+            ensure!(report.is_sound() && report.lost_pages == 0, "{report:?} after {end:?}");
         }
         Ok(())
     }

@@ -23,6 +23,7 @@ use vellum::{
 };
 use vellum_log::{SimulatedDevice, SimulatedOptions};
 use vellum_sim::{Crash, End, Machine};
+use vellum_testing::patience::SetWhenDropped;
 use vellum_testing::random::Random;
 use vellum_testing::rounds::{rounds, seed};
 
@@ -239,6 +240,7 @@ impl Lives {
         let tree = store.tree("lists").unwrap();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let _stopping = SetWhenDropped(&stop);
             for process in PROCESSES * life..PROCESSES * (life + 1) {
                 let (tree, stop) = (&tree, &stop);
                 scope.spawn(move || {
@@ -258,7 +260,6 @@ impl Lives {
             }
             recorded.life += 1;
             drop(recorded);
-            stop.store(true, Ordering::Relaxed);
             crash
         })
     }

@@ -10,6 +10,10 @@
 //! 3. The pages of values and of bulk loads that the records take: records have no images of them,
 //!    but they are in the file before their record is.
 //!
+//! Values never change. The nodes of a bulk load do, and then have their image in a later record,
+//! which may come after the end. So they are copied before the end. If loads end all the time,
+//! changes wait while the last of them are copied.
+//!
 //! The end is between two changes: a short freeze of the gate finds it. From there on until all
 //! pages of values were read, places that are freed are not used again.
 //!
@@ -52,6 +56,8 @@ const CHUNK: u64 = 64;
 const AHEAD: usize = 4;
 /// Frames of the pool through which the file is read.
 const POOL: u64 = 16 * CHUNK;
+/// In so many rounds what was added meanwhile is copied while changes go on.
+const ROUNDS: u32 = 4;
 /// What redo may use, beside a store that is in use.
 const REDO_LIMITS: RedoLimits = RedoLimits { threads: 1, bytes: 32 << 20 };
 
@@ -106,22 +112,36 @@ impl Copying<'_, '_> {
 
         let none = RecoveryListener::default();
         let mut recovery = Recovery::new(header, map, space, Lsn(0), REDO_LIMITS, &none)?;
-        pages.sync_log(log)?;
-        held.copy(log.durable())?;
-        let (read, values) = add_records(&held, 0, &mut recovery)?;
-        self.copy(&values, true, Some(&held))?;
-
-        // In this order, changes go on while this thread waits for a checkpoint.
-        let maps = lock(&log.maps);
-        let freeze = pages.freeze()?;
+        let (mut read, mut rounds) = (0, 0);
+        let (loads, maps, freeze) = loop {
+            let loads = pages.loads();
+            pages.sync_log(log)?;
+            held.copy(log.durable())?;
+            let (next, values) = add_records(&held, read, &mut recovery)?;
+            read = next;
+            self.copy(&values, true, Some(&held))?;
+            rounds += 1;
+            // In this order, changes go on while this thread waits for a checkpoint.
+            let (maps, freeze) = (lock(&log.maps), pages.freeze()?);
+            if pages.loads() == loads || rounds == ROUNDS {
+                break (loads, maps, freeze);
+            }
+        };
         let end = held.end_at_now(&freeze, &maps);
         let unlinked = pages.unlinked.ranges();
-        drop((freeze, maps));
+        // If loads have ended again, changes wait until their nodes are copied.
+        let frozen = (pages.loads() != loads).then_some((freeze, maps));
         pages.sync_log(log)?;
         held.copy(end)?;
         let (_, values) = add_records(&held, read, &mut recovery)?;
-        // Not slower than it has to be, because places are held.
-        self.copy(&values, false, Some(&held))?;
+        let mut untold = 0;
+        match &frozen {
+            Some(_) => untold = self.copy_quietly(&values)?,
+            // Not slower than it has to be, because places are held.
+            None => self.copy(&values, false, Some(&held))?,
+        }
+        drop(frozen);
+        self.pace.advance(untold)?;
         pages.check_open()?;
         held.release_places();
 
@@ -130,6 +150,18 @@ impl Copying<'_, '_> {
         }
         recovery.end_at(held.number_in_log(end));
         recovery.write(self.to.device, held.records()).map_err(|error| self.to.failed(error))
+    }
+
+    /// Copies ranges (start, count) of the file while changes wait: calls no function of the
+    /// caller, which might change the store. Returns the number of bytes.
+    fn copy_quietly(&mut self, ranges: &[(u64, u64)]) -> Result<u64> {
+        self.to.grow(ranges.iter().map(|(start, count)| start + count).max().unwrap_or(0))?;
+        let mut copied = 0;
+        read_frames(&self.core.pages.device, ranges, &mut |first, bytes| {
+            copied += bytes.len() as u64;
+            self.to.write(first, bytes)
+        })?;
+        Ok(copied)
     }
 
     /// Copies ranges (start, count) of the file.

@@ -8,8 +8,11 @@ mod index;
 mod overlay;
 mod progress;
 mod restore;
+#[cfg(test)]
+mod tests;
 
 use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,8 +115,9 @@ impl Store {
     ///
     /// With a log ([`Options::log`](crate::Options::log)), the state is that of the end of the
     /// copying. Changes wait only for a moment at the beginning, as for a checkpoint, and for one
-    /// at the end. What the log gets meanwhile is copied, too, to a file without a name in the
-    /// folder of `path`. It takes as much room there as the changes take in the log.
+    /// at the end; longer if bulk loads end all the time. What the log gets meanwhile is copied,
+    /// too, to a file without a name in the folder of `path`. It takes as much room there as the
+    /// changes take in the log.
     ///
     /// Without a log, the state is that of the beginning. No changed page leaves memory while the
     /// store is copied, so changes and reads that need memory wait when the pool is full of changed
@@ -131,6 +135,7 @@ impl Store {
     /// ([`BackupOptions::replace`]); [`BackupIo`](Error::BackupIo) if the backup cannot be written,
     /// as when its disk is full; [`BadBackup`](Error::BadBackup) if the store is damaged;
     /// [`InUse`](Error::InUse) if another backup of the store is under way;
+    /// [`BadOption`](Error::BadOption) if an increment would replace the file that it follows;
     /// [`Cancelled`](Error::Cancelled). After an error there is no new file.
     pub fn backup(
         &self,
@@ -190,6 +195,10 @@ impl Store {
         options: &BackupOptions,
         pace: &mut Pace<'_>,
     ) -> Result<(Recovered, u64)> {
+        if is_same_file(base, path) {
+            let what = format!("{} would replace the backup that it follows", path.display());
+            return Err(Error::BadOption(what));
+        }
         let file = NewFile::create(path, options.replace)?;
         let (state, index) = read_base(base, path, pace)?;
         if state.store != self.core.pages.header().store_id {
@@ -218,4 +227,9 @@ impl Store {
         file.publish()?;
         Ok((copied, bytes))
     }
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| path.metadata().ok().map(|file| (file.dev(), file.ino()));
+    identity(one).is_some_and(|one| identity(other) == Some(one))
 }

@@ -62,6 +62,8 @@ pub(crate) enum Edit<'a> {
     Insert { index: usize, key: &'a [u8], payload: Payload<'a> },
     /// Replace the payload of the entry at `index` of a leaf.
     Replace { index: usize, payload: Payload<'a> },
+    /// Overwrite bytes of the value of the entry at `index` of a leaf, from `offset` on.
+    Overwrite { index: usize, offset: usize, bytes: &'a [u8] },
     /// Remove the entry at `index`.
     Remove { index: usize },
     /// Remove the entries at `indexes`, which must ascend.
@@ -160,6 +162,7 @@ impl<'a> NodeMut<'a> {
         match edit {
             Edit::Insert { index, key, payload } => return self.insert(index, key, payload),
             Edit::Replace { index, payload } => return self.replace(index, payload),
+            Edit::Overwrite { index, offset, bytes } => self.overwrite(index, offset, bytes),
             Edit::Remove { index } => self.remove(index),
             Edit::RemoveAll { indexes } => self.remove_all(indexes),
         }
@@ -314,6 +317,13 @@ impl<'a> NodeMut<'a> {
         }
         self.remove(index);
         self.insert(index, &key, payload)
+    }
+
+    /// Overwrites bytes of the value at `index`, which is in the leaf and long enough.
+    fn overwrite(&mut self, index: usize, offset: usize, bytes: &[u8]) {
+        let slot = self.slot(index);
+        let start = self.get(slot + SLOT_OFFSET) + self.get(slot + SLOT_KEY_LEN) + offset;
+        self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
     }
 
     /// Removes the entry at `index`.

@@ -16,6 +16,14 @@ struct Run {
     pages: u32,
 }
 
+impl From<PageRef> for PageRuns {
+    fn from(page: PageRef) -> PageRuns {
+        let mut pages = PageRuns::default();
+        pages.push(page);
+        pages
+    }
+}
+
 impl PageRuns {
     pub(crate) fn push(&mut self, page: PageRef) {
         if let Some(last) = self.0.last_mut()

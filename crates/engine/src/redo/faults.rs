@@ -2,15 +2,20 @@
 //! next opening finds what was acknowledged.
 
 use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use vellum_log::{LogError, SimulatedDevice, SimulatedFault, SimulatedOptions};
 use vellum_pool::device::{
     Call, Device, Fault, FaultyDevice, HookedDevice, MemoryDevice, Operation,
 };
+use vellum_testing::patience::PATIENCE;
 
+use crate::redo::log::{RedoLog, RoomPromise};
 use crate::{Error, Options, Store, Tree};
 
 fn log(segments: u64) -> Arc<SimulatedDevice> {
@@ -137,6 +142,111 @@ fn a_log_that_fails_takes_no_changes_and_keeps_what_was_acknowledged() {
     }
 }
 
+/// A change that ended in its midst has left pages that no record describes. They must not get into
+/// the file when reads evict them.
+#[test]
+fn pages_of_a_broken_change_stay_out_of_the_file() {
+    let (log, file) = (log(64), Arc::new(MemoryDevice::new()));
+    let store = Store::create_on(file, &options(&log, 1 << 20)).unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    put(&tree, 1).unwrap();
+    store.sync().unwrap();
+    let file = &store.core.pages.file;
+    let durable = store.core.pages.redo_log.as_ref().unwrap().durable();
+    file.before_pages(durable - 1, &|| true).unwrap();
+    file.poison_for("a change ended in its midst");
+    let refused = file.before_pages(durable - 1, &|| true).unwrap_err().to_string();
+    assert!(refused.contains("a change ended in its midst"), "{refused}");
+    assert!(tree.contains(&1_u32.to_be_bytes()).unwrap(), "reads go on");
+}
+
+/// The kernel tells one thread that it could not write a page, and the next sync succeeds. A
+/// checkpoint and the log sync the file, the latter because a record refers to a value that is not
+/// in the log. Both syncs must fail, in whichever order they come.
+#[test]
+fn a_failed_sync_is_one_for_all() {
+    let (log, file) = (log(64), FaultyDevice::new(MemoryDevice::new(), 1).unwrap());
+    let plan = file.plan();
+    let store = Store::create_on(Arc::new(file), &options(&log, 1 << 20)).unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    store.sync().unwrap();
+    let pages = &store.core.pages;
+    let redo_log = pages.redo_log.as_ref().unwrap();
+    plan.hold(Operation::Sync);
+    plan.fail_nth(Operation::Sync, 1, Fault::Error(Errno::IO));
+    tree.upsert(b"long", &[1; 20_000]).unwrap();
+    thread::scope(|scope| {
+        let checkpoint = scope.spawn(|| pages.pool.sync_device());
+        let record = scope.spawn(|| redo_log.wait_durable(redo_log.newest()));
+        assert!(plan.wait_until_held(Operation::Sync, 1, PATIENCE));
+        thread::sleep(Duration::from_millis(20));
+        plan.release(Operation::Sync);
+        assert!(checkpoint.join().unwrap().is_err());
+        assert!(record.join().unwrap().is_err());
+    });
+}
+
+/// A change ends in its midst while a checkpoint waits for it: the checkpoint must not save what it
+/// left.
+#[test]
+fn a_checkpoint_saves_nothing_that_a_broken_change_has_left() {
+    for has_log in [true, false] {
+        let (log, file) = (log(64), Arc::new(MemoryDevice::new()));
+        let options = match has_log {
+            true => options(&log, 1 << 20),
+            false => Options { log: None, ..options(&log, 1 << 20) }.log(false),
+        };
+        let store = Store::create_on(file, &options).unwrap();
+        let tree = store.create_tree("tree").unwrap();
+        (0..10).for_each(|number| put(&tree, number).unwrap());
+        let pages = &store.core.pages;
+        let before = pages.file.header();
+        let change = pages.change_for(0).unwrap();
+        thread::scope(|scope| {
+            let checkpoint = scope.spawn(|| match &pages.redo_log {
+                Some(log) => pages.cut_log_if(log, |_| true),
+                None => store.sync(),
+            });
+            thread::sleep(Duration::from_millis(50));
+            assert!(!checkpoint.is_finished());
+            pages.file.poison_for("a change ended in its midst");
+            drop(change);
+            let error = checkpoint.join().unwrap().unwrap_err();
+            assert!(matches!(error, Error::Poisoned(_)), "{error}");
+        });
+        let after = pages.file.header();
+        assert!(after.sequence == before.sequence || !after.clean, "{after:?}");
+        assert_eq!(after.log.identity, before.log.identity);
+    }
+}
+
+/// The file is full, so checkpoints fail, until the log is full, too. Once the file has room, the
+/// log has.
+#[test]
+fn a_log_has_room_again_after_checkpoints_that_failed() {
+    let (log, file) = (log(64), FaultyDevice::new(MemoryDevice::new(), 1).unwrap());
+    let plan = file.plan();
+    let options = Options { log_bytes: 1 << 20, ..options(&log, 1 << 20) };
+    let store = Store::create_on(Arc::new(file), &options).unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    let mut count = 0;
+    plan.fail_always(Operation::Write, Fault::Error(Errno::NOSPC));
+    let mut refused = 0;
+    while refused < 20 {
+        match put(&tree, count % 100) {
+            Ok(()) => count += 1,
+            Err(error) => {
+                assert!(!matches!(error, Error::Poisoned(_)), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    plan.clear();
+    put(&tree, 1).unwrap();
+    expect(&store, count.min(100));
+    store.close().unwrap();
+}
+
 /// The header is clean before the file gets shorter. A store that went on after that would lose its
 /// changes at a crash.
 #[test]
@@ -244,4 +354,187 @@ fn a_file_that_fails_takes_no_changes_and_the_log_has_what_was_acknowledged() {
         let store = Store::open_on(memory, &self::options(&crashed, 64 << 10)).unwrap();
         expect(&store, synced);
     }
+}
+
+/// Takes the room of a log, but for the records that one change is promised.
+fn fill(redo_log: &RedoLog) -> Vec<RoomPromise<'_>> {
+    let mut promises = Vec::new();
+    while let Ok(promise) = redo_log.promise_room(0) {
+        promises.push(promise);
+    }
+    while redo_log.append_unpromised(&[0; 100]).is_ok() {}
+    drop(promises.pop().unwrap());
+    promises
+}
+
+/// The pages for which a full log has no room come free after the next checkpoint. Until then no
+/// thread finds what they hold.
+#[test]
+fn pages_that_a_full_log_does_not_free_come_free_later() {
+    let (log, file) = (log(40), Arc::new(MemoryDevice::new()));
+    let options = options(&log, 64 << 20);
+    let store = Store::create_on(file.clone(), &options).unwrap();
+    let (tree, dropped) = (store.create_tree("tree").unwrap(), store.create_tree("other").unwrap());
+    let used = store.stat().unwrap().used_pages;
+    (0..1000).for_each(|number| put(&tree, number).unwrap());
+    (0..1000).for_each(|number| put(&dropped, number).unwrap());
+    let in_pieces = |tree: &Tree, key: &[u8]| {
+        let mut writer = tree.writer(key).unwrap();
+        writer.write_all(&[7; 400_000]).unwrap();
+        writer.finish().unwrap();
+    };
+    in_pieces(&tree, b"long");
+    in_pieces(&dropped, b"long");
+    in_pieces(&tree, b"read");
+    let reader = tree.reader(b"read").unwrap().unwrap();
+    assert_eq!(tree.pop_first().unwrap().unwrap().0, 0_u32.to_be_bytes());
+    let redo_log = store.core.pages.redo_log.as_ref().unwrap();
+    let promises = fill(redo_log);
+    let unlinked = &store.core.pages.unlinked;
+    let unused = [0, 1, 2].map(|step| {
+        match step {
+            0 => {}
+            1 => tree.clear().unwrap(),
+            _ => store.drop_tree("other").unwrap(),
+        }
+        unlinked.frames()
+    });
+    assert!(unused.is_sorted_by(|before, after| before + 100 < *after), "{unused:?}");
+    assert!(tree.pop_first().unwrap().is_none());
+    put(&tree, 5000).unwrap();
+    assert_eq!(tree.pop_first().unwrap().unwrap().0, 5000_u32.to_be_bytes());
+    let promise = redo_log.promise_room(0).unwrap();
+    drop(reader);
+    assert_eq!(unlinked.frames(), unused[2]);
+    store.core.pages.cut_log_if(redo_log, |_| true).unwrap();
+    assert_eq!(unlinked.frames(), 0);
+    drop((promises, promise));
+    put(&tree, 1).unwrap();
+    store.sync().unwrap();
+    let report = store.check(&mut |_| ()).unwrap();
+    assert!(report.is_sound(), "{:?}", report.damage);
+    store.close().unwrap();
+    let store = Store::open_on(file, &options).unwrap();
+    assert!(store.stat().unwrap().used_pages <= used, "no page was lost");
+}
+
+/// A store whose log has room for one change, with a tree that has 1,000 entries.
+fn store_with_full_log() -> (Store, Tree) {
+    let store = Store::create_on(Arc::new(MemoryDevice::new()), &options(&log(40), 64 << 20));
+    let store = store.unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    (0..1000).for_each(|key| put(&tree, key).unwrap());
+    (store, tree)
+}
+
+#[test]
+fn no_thread_goes_on_in_a_tree_that_was_cleared_with_a_full_log() {
+    let (store, tree) = store_with_full_log();
+    let (mut cursor, mut entries) = (tree.cursor(), tree.entries());
+    assert!(cursor.first().unwrap() && entries.next_entry().unwrap().is_some());
+    let mut extracted = tree.extract_if(.., |_, _| true);
+    assert!(extracted.next().unwrap().is_ok());
+    let promises = fill(store.core.pages.redo_log.as_ref().unwrap());
+    tree.clear().unwrap();
+    let snapshot = store.snapshot().unwrap();
+    assert_eq!(snapshot.entries(&tree).unwrap().count(), 0);
+    assert!(extracted.next().is_none());
+    assert!(!cursor.forward().unwrap());
+    assert!(entries.next_entry().unwrap().is_none());
+    assert_eq!(snapshot.entries(&tree).unwrap().count(), 0);
+    drop(promises);
+}
+
+#[test]
+fn views_and_readers_keep_the_values_of_a_tree_that_goes_with_a_full_log() {
+    for drops in [false, true] {
+        let (store, tree) = store_with_full_log();
+        let keys: Vec<[u8; 4]> = (0..20_u32).map(u32::to_be_bytes).collect();
+        keys.iter().for_each(|key| _ = tree.upsert(key, &[1; 6000]).unwrap());
+        let snapshot = store.snapshot().unwrap();
+        let mut reader = tree.reader(&keys[0]).unwrap().unwrap();
+        let redo_log = store.core.pages.redo_log.as_ref().unwrap();
+        let promises = fill(redo_log);
+        match drops {
+            true => store.drop_tree("tree").unwrap(),
+            false => tree.clear().unwrap(),
+        }
+        drop(promises);
+        store.core.pages.cut_log_if(redo_log, |_| true).unwrap();
+        let other = store.create_tree("other").unwrap();
+        keys.iter().for_each(|key| _ = other.upsert(key, &[2; 6000]).unwrap());
+        if !drops {
+            keys.iter().for_each(|key| _ = tree.upsert(key, &[2; 6000]).unwrap());
+        }
+        for key in &keys {
+            let value = snapshot.get(&tree, key).unwrap().unwrap();
+            assert!(value[..] == [1; 6000], "{key:?}");
+        }
+        let mut value = Vec::new();
+        reader.read_to_end(&mut value).unwrap();
+        assert!(value == [1; 6000]);
+    }
+}
+
+/// The index of a removed value cannot be read, so its pages are not known, and a snapshot sees it.
+#[test]
+fn a_value_that_a_snapshot_sees_is_not_lost() {
+    let device = Arc::new(FaultyDevice::new(Arc::new(MemoryDevice::new()), 1).unwrap());
+    let plan = device.plan();
+    let options = Options { evictors: 0, ..Options::new().pool_bytes(1 << 20) };
+    let store = Store::create_on(device, &options).unwrap();
+    let (tree, other) = (store.create_tree("tree").unwrap(), store.create_tree("other").unwrap());
+    let mut writer = tree.writer(b"long").unwrap();
+    writer.write_all(&[7; 400_000]).unwrap();
+    writer.finish().unwrap();
+    (0..600_u32).for_each(|key| _ = other.upsert(&key.to_be_bytes(), &[3; 6000]).unwrap());
+    let snapshot = store.snapshot().unwrap();
+    assert!(tree.contains(b"long").unwrap());
+    plan.fail_always(Operation::Read, Fault::Error(Errno::IO));
+    assert!(tree.remove(b"long").unwrap());
+    plan.clear();
+    assert!(store.core.pages.unlinked.has_unreadable());
+    let report = store.free_lost_pages(&mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(report.lost_pages, 0);
+    (1000..1200_u32).for_each(|key| _ = other.upsert(&key.to_be_bytes(), &[4; 6000]).unwrap());
+    let mut value = Vec::new();
+    let mut reader = snapshot.reader(&tree, b"long").unwrap().unwrap();
+    reader.read_to_end(&mut value).unwrap();
+    assert!(value == [7; 400_000]);
+}
+
+/// What a synced transaction has read survives a crash, also if a bulk load has written it.
+#[test]
+fn a_read_of_a_bulk_load_is_durable() {
+    let (log, file) = (log(200), Arc::new(MemoryDevice::new()));
+    let store = Store::create_on(file.clone(), &options(&log, 64 << 20)).unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    store.sync().unwrap();
+    tree.bulk_load((0..1000_u32).map(|key| (key.to_be_bytes(), [1; 200]))).unwrap();
+    let transaction = store.begin().unwrap();
+    assert!(transaction.get(&tree, &700_u32.to_be_bytes()).unwrap().is_some());
+    transaction.commit().unwrap();
+    let crashed = Arc::new(log.crash());
+    let copy = Arc::new(MemoryDevice::from_snapshot(file.snapshot()));
+    let store = Store::open_on(copy, &options(&crashed, 64 << 20)).unwrap();
+    assert!(store.tree("tree").unwrap().contains(&700_u32.to_be_bytes()).unwrap());
+}
+
+/// A close that cannot write leaves the store open. Snapshots then still see what was dropped.
+#[test]
+fn a_snapshot_of_a_dropped_tree_survives_a_close_that_fails() {
+    let device = FaultyDevice::new(MemoryDevice::new(), 1).unwrap();
+    let (log, plan) = (log(40), device.plan());
+    let store = Store::create_on(Arc::new(device), &options(&log, 64 << 20)).unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    (0..1000).for_each(|key| put(&tree, key).unwrap());
+    let snapshot = store.snapshot().unwrap();
+    store.drop_tree("tree").unwrap();
+    plan.fail_always(Operation::Write, Fault::Error(Errno::NOSPC));
+    assert!(store.clone().close().is_err());
+    plan.clear();
+    store.create_tree("other").unwrap();
+    assert!(snapshot.contains(&tree, &9_u32.to_be_bytes()).unwrap());
+    drop(snapshot);
+    store.close().unwrap();
 }

@@ -21,7 +21,7 @@ use crate::store::gate::Freeze;
 use crate::store::header::LogPoint;
 use crate::sync::lock;
 
-/// The most bytes of a record of ranges (`PageStore::log_ranges`), and of those of a group that
+/// The most bytes of a record of ranges (`PageStore::log_freed`), and of those of a group that
 /// drops leaves.
 const RANGES_BYTES: u64 = 16 << 10;
 
@@ -44,6 +44,8 @@ pub(crate) struct RedoLog {
     first: u64,
     /// The records that recovery needs begin here. It moves while no change is under way.
     cut: AtomicU64,
+    /// The newest cut whose checkpoint succeeded: the log may reuse the room of earlier records.
+    trimmed: AtomicU64,
     /// The number of the newest record, or one before `first`.
     newest: AtomicU64,
     /// A checkpoint is due when so many bytes follow the cut.
@@ -159,6 +161,7 @@ impl RedoLog {
             files,
             first,
             cut: AtomicU64::new(first),
+            trimmed: AtomicU64::new(first),
             newest: AtomicU64::new(first - 1),
             bytes_per_cut,
             bytes_per_change: bytes_per_change(page_bytes),
@@ -193,11 +196,24 @@ impl RedoLog {
     /// # Errors
     /// If the log has no room.
     pub(crate) fn promise_room(&self, record: u64) -> Result<RoomPromise<'_>, LogError> {
-        let bytes = self.bytes_per_change + record;
+        self.promise_bytes(self.bytes_per_change + record)
+    }
+
+    fn promise_bytes(&self, bytes: u64) -> Result<RoomPromise<'_>, LogError> {
         self.promised.fetch_add(bytes, Ordering::AcqRel);
         let promise = RoomPromise { log: self, bytes: Cell::new(bytes) };
         promise.renew()?;
         Ok(promise)
+    }
+
+    /// Appends a record for which no change has room.
+    ///
+    /// # Errors
+    /// If the log has no room besides what changes were promised, or has failed.
+    pub(crate) fn append_unpromised(&self, record: &[u8]) -> Result<u64, LogError> {
+        // A flush may leave the rest of a block empty.
+        let _room = self.promise_bytes((record.len() + BLOCK_BYTES) as u64)?;
+        self.append(record)
     }
 
     /// Whether so many bytes are for more than one change.
@@ -271,8 +287,9 @@ impl RedoLog {
 
     /// Whether a checkpoint would give room back.
     pub(crate) fn can_trim(&self) -> bool {
-        let cut = self.cut.load(Ordering::Acquire);
-        self.end() > cut
+        // Not the cut: a checkpoint that failed has noted one, and has given nothing back.
+        let trimmed = self.trimmed.load(Ordering::Acquire);
+        self.end() > trimmed
     }
 
     /// Whether the log is so long that a checkpoint is due.
@@ -308,10 +325,12 @@ impl RedoLog {
     /// # Errors
     /// What the storage said.
     pub(crate) fn trim(&self, cut: u64) -> Result<(), LogError> {
-        let cut = Lsn(cut.wrapping_sub(self.begin));
+        let before = Lsn(cut.wrapping_sub(self.begin));
         let hold = lock(&self.hold).clone();
-        hold.iter().for_each(|hold| hold.copy_before_trim(&self.log, cut));
-        self.log.trim(cut)
+        hold.iter().for_each(|hold| hold.copy_before_trim(&self.log, before));
+        self.log.trim(before)?;
+        self.trimmed.fetch_max(cut, Ordering::Release);
+        Ok(())
     }
 
     /// Whether a backup is under way. The caller has the lock of [`maps`](Self::maps), so none
@@ -339,6 +358,12 @@ impl RedoLog {
     /// Places that were freed by records before this number may be used again.
     pub(crate) fn reusable(&self) -> u64 {
         self.durable().min(self.places_held.load(Ordering::Acquire))
+    }
+
+    /// Whether a backup has its end, and still copies.
+    #[cfg(test)]
+    pub(crate) fn has_backup_ended(&self) -> bool {
+        self.places_held.load(Ordering::Acquire) < u64::MAX
     }
 
     /// Notes durably that the store may need the log to recover.

@@ -98,6 +98,17 @@ fn check_edit(edit: Edit<'_>, node: Node<&[u8]>) -> Result<(), BadRecord> {
                 _ => has_room(node.key_len(index).map_err(torn)?, payload),
             }
         }
+        Edit::Overwrite { index, offset, bytes } => {
+            has_slot(index)?;
+            let place = match level {
+                0 => node.payload_place(index).map_err(torn)?,
+                _ => return Err(BadRecord("children are not overwritten")),
+            };
+            match !place.blob && offset + bytes.len() <= place.len {
+                true => Ok(()),
+                false => Err(BadRecord("the page has no such value")),
+            }
+        }
         Edit::Remove { index } => has_slot(index),
         Edit::RemoveAll { indexes } => {
             indexes.last().map_or(Ok(()), |last| has_slot(*last))?;

@@ -18,7 +18,10 @@
 //! replace     2 u8, index u16, payload's kind u8 and length u16, payload
 //! remove      3 u8, index u16
 //! remove all  4 u8, count u16, each index u16
+//! overwrite   5 u8, index u16, offset u16, length u16, bytes of the value from the offset on
 //! ```
+//!
+//! Where at least half of a replaced value stays, edits overwrite the parts that change instead.
 //!
 //! The kinds of a payload are 1, a value, 2, a reference to a blob, and 3, a child.
 //!
@@ -28,6 +31,7 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
 use vellum_pool::PageRef;
 
 use crate::node::{Edit, Node, Payload, Torn};
@@ -43,6 +47,7 @@ const INSERT: u8 = 1;
 const REPLACE: u8 = 2;
 const REMOVE: u8 = 3;
 const REMOVE_ALL: u8 = 4;
+const OVERWRITE: u8 = 5;
 
 const INLINE: u8 = 1;
 const BLOB: u8 = 2;
@@ -66,6 +71,7 @@ pub(crate) fn push_edit(bytes: &mut Vec<u8>, edit: Edit<'_>) {
         Edit::Replace { payload, .. } => EDIT_BYTES + payload.heap_len(),
         Edit::Remove { .. } => EDIT_BYTES,
         Edit::RemoveAll { indexes } => EDIT_BYTES + 2 * indexes.len(),
+        Edit::Overwrite { bytes: part, .. } => OVERWRITE_BYTES + part.len(),
     });
     let mut index_of = |code: u8, index: usize| {
         bytes.push(code);
@@ -86,7 +92,52 @@ pub(crate) fn push_edit(bytes: &mut Vec<u8>, edit: Edit<'_>) {
             index_of(REMOVE_ALL, indexes.len());
             indexes.iter().for_each(|index| push_u16(bytes, *index));
         }
+        Edit::Overwrite { index, offset, bytes: part } => {
+            index_of(OVERWRITE, index);
+            push_u16(bytes, offset);
+            push_u16(bytes, part.len());
+            bytes.extend_from_slice(part);
+        }
     }
+}
+
+/// What an edit that overwrites has besides the bytes.
+const OVERWRITE_BYTES: usize = 7;
+
+/// Values are compared in words of so many bytes.
+const WORD: usize = 8;
+
+/// Parts of a value, in their order.
+pub(crate) type ChangedParts = SmallVec<[Range<usize>; 4]>;
+
+/// The parts in which a new value differs from an old one of the same length. None if edits that
+/// overwrite them are longer than half of the value.
+pub(crate) fn changed_parts(old: &[u8], new: &[u8]) -> Option<ChangedParts> {
+    if old.len() != new.len() {
+        return None;
+    }
+    let (mut parts, mut bytes) = (ChangedParts::new(), 0);
+    for (at, (before, after)) in (0..).step_by(WORD).zip(old.chunks(WORD).zip(new.chunks(WORD))) {
+        if before == after {
+            continue;
+        }
+        let end = at + after.len();
+        match parts.last_mut() {
+            // Another edit would be about as long as the word between.
+            Some(last) if at - last.end <= WORD => {
+                bytes += end - last.end;
+                last.end = end;
+            }
+            _ => {
+                bytes += OVERWRITE_BYTES + after.len();
+                parts.push(at..end);
+            }
+        }
+        if 2 * bytes > old.len() {
+            return None;
+        }
+    }
+    Some(parts)
 }
 
 fn push_payload(bytes: &mut Vec<u8>, key: &[u8], payload: Payload<'_>) {
@@ -209,7 +260,7 @@ impl<'a> PageRecord<'a> {
     /// The slot that the first edit is about, if that is about one slot.
     pub(crate) fn first_slot(&self) -> Option<usize> {
         match self.redo {
-            Redo::Edits([INSERT | REPLACE | REMOVE, low, high, ..]) => {
+            Redo::Edits([INSERT | REPLACE | REMOVE | OVERWRITE, low, high, ..]) => {
                 Some(usize::from(u16::from_le_bytes([*low, *high])))
             }
             _ => None,
@@ -291,6 +342,10 @@ impl<'a> Edits<'a> {
             }
             REPLACE => Edit::Replace { index, payload: rest.payload(0)?.1 },
             REMOVE => Edit::Remove { index },
+            OVERWRITE => {
+                let (offset, len) = (rest.u16()?, rest.u16()?);
+                Edit::Overwrite { index, offset, bytes: rest.take(len)? }
+            }
             REMOVE_ALL => {
                 self.indexes.clear();
                 for _ in 0..index {

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use proptest::prelude::*;
 use vellum_log::{LogDevice, SimulatedDevice, SimulatedOptions};
 use vellum_pool::device::MemoryDevice;
 use vellum_pool::{PageDamage, PageRef};
 use vellum_testing::random::Random;
 
 use super::page::redo;
-use super::record::{GroupRecord, PageRecord, Redo};
+use super::record::{GroupRecord, PageRecord, Redo, changed_parts};
 use crate::node::{self, Node};
 use crate::page::{self, ID};
 use crate::store::open;
@@ -95,6 +96,17 @@ fn value(random: &mut Random) -> Vec<u8> {
     vec![random.next() as u8; len as usize]
 }
 
+/// A value of the same length, with some other bytes.
+fn altered(random: &mut Random, old: &[u8]) -> Vec<u8> {
+    let mut value = old.to_vec();
+    for _ in 0..random.below(4) {
+        let at = random.index(value.len());
+        let end = value.len().min(at + 1 + random.below(20) as usize);
+        value[at..end].fill(random.next() as u8);
+    }
+    value
+}
+
 fn change(random: &mut Random, tree: &Tree) {
     match random.below(40) {
         0..14 => drop(tree.upsert(&key(random), &value(random)).unwrap()),
@@ -108,8 +120,12 @@ fn change(random: &mut Random, tree: &Tree) {
             let _ = tree.extend(entries.collect::<Vec<_>>()).unwrap();
         }
         28..31 => {
-            let value = value(random);
-            tree.fetch_and_update(&key(random), |_| Some(value.clone())).map(drop).unwrap();
+            let (key, new) = (key(random), value(random));
+            let mut altered = |old: Option<&[u8]>| match old {
+                Some(old) if !old.is_empty() && random.once_in(2) => altered(random, old),
+                _ => new.clone(),
+            };
+            tree.fetch_and_update(&key, |old| Some(altered(old))).map(drop).unwrap();
         }
         31..33 => drop(tree.take(&key(random)).unwrap()),
         33..36 => {
@@ -227,6 +243,56 @@ fn no_record_does_harm() {
         }
     }
     assert!(refused > 100 && made > 100, "{refused} refused, {made} made");
+}
+
+/// A record of a value of which a small part changes has that part.
+#[test]
+fn a_record_has_what_changed_of_a_value() {
+    let store = logged_store(1);
+    let tree = store.create_tree("one").unwrap();
+    let mut value = vec![7; 700];
+    tree.insert(b"a", &value).unwrap();
+    let len_of_next = |value: &[u8]| {
+        let log = store.core.pages.redo_log.as_ref().unwrap();
+        let before = log.end();
+        tree.upsert(b"a", value).unwrap();
+        log.end() - before
+    };
+    value[300..310].fill(8);
+    value[699] = 9;
+    let parts = len_of_next(&value);
+    let same = len_of_next(&value);
+    let whole = len_of_next(&[1; 700]);
+    assert!(same < parts && parts < 100 && whole > 700, "{same}, {parts}, {whole}");
+    // Half of the value, and one byte: too much.
+    value = vec![1; 700];
+    value[..351].fill(2);
+    assert!(len_of_next(&value) > 700);
+    let redone = redone(&records(&store, None));
+    for (page, bytes) in nodes(&store, &[tree]) {
+        assert_eq!(comparable(&redone[&page]), comparable(&bytes), "{page}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn changed_parts_are_all_that_changed(
+        old in prop::collection::vec(0..3_u8, 0..200),
+        changes in prop::collection::vec((0..200_usize, 0..3_u8), 0..20),
+    ) {
+        let mut new = old.clone();
+        for (at, byte) in changes {
+            new.get_mut(at).into_iter().for_each(|place| *place = byte);
+        }
+        let Some(parts) = changed_parts(&old, &new) else { return Ok(()) };
+        let (mut made, mut bytes) = (old.clone(), 0);
+        for part in parts {
+            bytes += 7 + part.len();
+            made[part.clone()].copy_from_slice(&new[part]);
+        }
+        prop_assert_eq!(made, new);
+        prop_assert!(2 * bytes <= old.len());
+    }
 }
 
 #[test]

@@ -142,13 +142,19 @@ impl StoreCore {
         let mut trees = self.trees();
         // A view that ends from here on finds the tree in the list, and frees it.
         let mut dropped = lock(&self.dropped_trees);
+        // Without views none begins before this change has ended: it would have to freeze the gate.
+        let are_views = self.pages.versions.are_needed();
         self.catalog().remove_in(&change, name.as_bytes())?;
         trees.remove(name);
-        // No other change is under way, so this is the time of the removal, or there was no view.
-        let time = self.pages.versions.now();
-        if self.pages.versions.has_view_before(time) {
+        if are_views {
+            // A view may begin just now. Before this time it still sees the tree; from this time on
+            // it finds the tree dropped.
+            let time = self.pages.versions.now() + 1;
             tree.drop_at(time, self.pages.page_frames);
+            self.pages.versions.take_time();
             dropped.push(tree);
+            drop((trees, dropped));
+            self.free_dropped_trees_in(&change, false);
             return Ok(());
         }
         drop(dropped);
@@ -167,6 +173,11 @@ impl StoreCore {
             Ok(change) => self.free_dropped_trees_in(&change, false),
             Err(error) => tracing::debug!("dropped trees are freed later: {error}"),
         }
+    }
+
+    /// Whether views still see trees that were dropped.
+    pub(crate) fn has_dropped_trees(&self) -> bool {
+        !lock(&self.dropped_trees).is_empty()
     }
 
     /// As [`free_dropped_trees`](Self::free_dropped_trees), within a change; `all` of them when the

@@ -1,10 +1,14 @@
-//! Checks a whole store: every page once, and the pages that nothing refers to.
+//! Checks a whole store: every page once, and the pages that nothing refers to, which it can free.
+
+use std::ops::ControlFlow;
 
 use vellum_pool::PageRef;
 
 use crate::error::{Error, Result};
+use crate::page::runs::PageRuns;
 use crate::store::Store;
 use crate::store::callback::{CallbackScope, refuse_in_callback};
+use crate::store::gate::Freeze;
 use crate::store::header::HeaderPage;
 use crate::store::open;
 use crate::sync::lock;
@@ -30,8 +34,8 @@ pub struct CheckReport {
     pub pages_checked: u64,
     /// All damage that the check found.
     pub damage: Vec<Error>,
-    /// Pages of 4 KiB that are allocated though nothing refers to them. They do no harm; a dump
-    /// and a load give them back.
+    /// Pages of 4 KiB that are allocated though nothing refers to them. They do no harm;
+    /// [`Store::free_lost_pages`] frees them.
     pub lost_pages: u64,
 }
 
@@ -111,6 +115,17 @@ impl Store {
         })
     }
 
+    /// As [`check`](Store::check). Ends early if `progress` returns [`Break`](ControlFlow::Break).
+    ///
+    /// # Errors
+    /// [`Cancelled`](Error::Cancelled), if `progress` has ended it, too.
+    pub fn check_until(
+        &self,
+        progress: &mut dyn FnMut(CheckProgress) -> ControlFlow<()>,
+    ) -> Result<CheckReport> {
+        self.check_while(&mut |state| or_cancelled(progress(state)))
+    }
+
     /// As [`check`](Store::check). Ends early if `progress` fails.
     ///
     /// # Errors
@@ -119,13 +134,61 @@ impl Store {
         &self,
         progress: &mut dyn FnMut(CheckProgress) -> Result<()>,
     ) -> Result<CheckReport> {
+        self.check_and(progress, |_, _| Ok(()))
+    }
+
+    /// Checks the store as [`check`](Store::check) does, and frees the pages that are allocated
+    /// though nothing refers to them: [`CheckReport::lost_pages`] of them. After damage it frees
+    /// nothing, because a damaged page may be all that refers to others. Changes wait until this
+    /// ends. If `progress` returns [`Break`](ControlFlow::Break), it ends early.
+    ///
+    /// A store loses pages when a crash comes while it drops a tree, or removes a long value, and
+    /// when pages of a dropped tree cannot be read.
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("films");
+    /// # vellum::Store::create(&path, &vellum::Options::new())?.close()?;
+    /// use std::ops::ControlFlow;
+    ///
+    /// let store = vellum::Store::open(&path, &vellum::Options::new())?;
+    /// let report = store.free_lost_pages(&mut |_| ControlFlow::Continue(()))?;
+    /// println!("{} pages were lost, and are free now", report.lost_pages);
+    /// assert_eq!(store.check(&mut |_| ())?.lost_pages, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`check`](Store::check); [`ReadOnly`](Error::ReadOnly), [`Poisoned`](Error::Poisoned);
+    /// [`InUse`](Error::InUse), if a snapshot or a reader still reads a removed value whose pages
+    /// cannot be found because of failed reads;
+    /// [`Cancelled`](Error::Cancelled), if `progress` has ended it.
+    pub fn free_lost_pages(
+        &self,
+        progress: &mut dyn FnMut(CheckProgress) -> ControlFlow<()>,
+    ) -> Result<CheckReport> {
+        self.core.pages.check_writable()?;
+        self.check_and(&mut |state| or_cancelled(progress(state)), |collector, freeze| {
+            match collector.report.is_sound() {
+                true => self.free_unseen(collector, freeze),
+                false => Ok(()),
+            }
+        })
+    }
+
+    /// Checks the store, and calls `end` while changes still wait.
+    fn check_and(
+        &self,
+        progress: &mut dyn FnMut(CheckProgress) -> Result<()>,
+        end: impl FnOnce(&mut Collector<'_>, &Freeze<'_>) -> Result<()>,
+    ) -> Result<CheckReport> {
         self.core.pages.check_open()?;
         refuse_in_callback(&self.core.pages.gate)?;
         // In this order, changes go on while this thread waits for a checkpoint.
         let checkpoints = self.core.checkpoint_lock();
         let log = self.core.pages.redo_log.as_ref();
         let maps = log.map(|log| lock(&log.maps));
-        let _freeze = self.core.pages.freeze()?;
+        let freeze = self.core.pages.freeze()?;
         let pool = &self.core.pages.pool;
         // These pages are neither in use nor lost: pages that were freed while a reader or a
         // write-back held them, and unlinked pages.
@@ -172,9 +235,49 @@ impl Store {
         }
         // If the store was closed meanwhile, unreadable pages are not damage.
         self.core.pages.check_open()?;
-        let mut report = collector.report;
-        report.lost_pages = total.saturating_sub(report.pages_checked + to_free);
-        Ok(report)
+        let checked = collector.report.pages_checked;
+        collector.report.lost_pages = total.saturating_sub(checked + to_free);
+        end(&mut collector, &freeze)?;
+        Ok(collector.report)
+    }
+
+    /// Frees what is allocated, and was not seen by a check that has just found no damage.
+    fn free_unseen(&self, collector: &mut Collector<'_>, freeze: &Freeze<'_>) -> Result<()> {
+        let pages = &self.core.pages;
+        if collector.report.lost_pages == 0 && !pages.unlinked.has_unreadable() {
+            return Ok(());
+        }
+        let _change = pages.change_frozen(freeze)?;
+        // The pages of removed values may be found now.
+        pages.reclaim_unlinked();
+        // Those of the rest are among those that were not seen.
+        if !pages.unlinked.forget_unreadable() {
+            let what = "a removed value is still read, and its pages cannot be found: end the \
+                        snapshots and readers, and try again";
+            return Err(Error::InUse(what.into()));
+        }
+        let (_, mut known) = pages.pool.snapshot_space();
+        known.extend(pages.unlinked.ranges());
+        let (first, end) = pages.pool.with_space(|space| {
+            known.extend(space.free_extents());
+            (space.first(), space.end())
+        });
+        for (start, count) in known {
+            for frame in start..start + count {
+                collector.mark(frame);
+            }
+        }
+        let unit = u64::from(pages.page_frames);
+        let mut lost = PageRuns::default();
+        // The length of every page is a multiple of that of nodes, and so are the lengths of gaps.
+        for frame in (first..end).step_by(pages.page_frames as usize) {
+            if (frame..frame + unit).all(|frame| collector.mark(frame)) {
+                lost.push(PageRef::new(frame, pages.page_frames));
+            }
+        }
+        collector.report.lost_pages = lost.ranges().map(|(_, count)| count).sum();
+        pages.free_pages(lost);
+        Ok(())
     }
 
     fn check_headers(&self, collector: &mut Collector<'_>) -> Result<()> {
@@ -189,5 +292,12 @@ impl Store {
             }
         }
         Ok(())
+    }
+}
+
+fn or_cancelled(told: ControlFlow<()>) -> Result<()> {
+    match told {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(Error::Cancelled),
     }
 }

@@ -80,7 +80,7 @@ impl StoreCore {
             return Ok(());
         }
         self.write_most()?;
-        let freeze = self.pages.freeze()?;
+        let freeze = self.pages.freeze_to_save()?;
         self.pages.reclaim_unlinked();
         let number = self.commits.cut();
         let cut = self.cut(&freeze, &mut checkpoints)?;
@@ -238,7 +238,7 @@ impl StoreCore {
     ) -> Result<(BackupCut, PausedWrites<'_>)> {
         self.pages.check_writable()?;
         self.write_most()?;
-        let freeze = self.pages.freeze()?;
+        let freeze = self.pages.freeze_to_save()?;
         self.pages.reclaim_unlinked();
         let number = self.commits.cut();
         let cut = self.cut(&freeze, checkpoints)?;
@@ -256,7 +256,7 @@ impl StoreCore {
         let mut checkpoints = self.checkpoint_lock();
         self.pages.check_writable()?;
         self.write_most()?;
-        let freeze = self.pages.freeze()?;
+        let freeze = self.pages.freeze_to_save()?;
         self.pages.reclaim_unlinked();
         // The newest header may describe the map in these places. No page is written to them before
         // a newer header is durable: before the cut changes stand still, and from the cut on the
@@ -311,12 +311,7 @@ impl StoreCore {
         }
         let outcome = match self.pages.check_writable() {
             Err(Error::ReadOnly) => Ok(()),
-            _ => {
-                if let Ok(change) = self.pages.change_frozen(freeze) {
-                    self.free_dropped_trees_in(&change, true);
-                }
-                self.sync_and_trim(freeze, checkpoints)
-            }
+            _ => self.save_and_free_dropped_trees(freeze, checkpoints),
         };
         // If space or memory ran out, the caller can still save the changes. So the store stays
         // open, unless it is poisoned.
@@ -325,14 +320,30 @@ impl StoreCore {
         }
         if outcome.is_ok() {
             // All pages are saved and no change can begin. `StoreFormat::verify` looks at the mark
-            // of `close` after each read, and refuses pages that are read from now on. But the pool
-            // may be writing a page a second time that the checkpoint has written.
-            self.pages.pool.wait_for_writes();
+            // of `close` after each read, and refuses pages that are read from now on. No write is
+            // under way: the checkpoint's sync waited for those, and found none that failed.
             // First: the next process to open the file finds it without a log.
             self.pages.redo_log.iter().for_each(|log| log.remove());
             self.pages.device.unlock();
         }
         outcome
+    }
+
+    /// Writes the last checkpoint, without the pages of dropped trees that views still see.
+    fn save_and_free_dropped_trees(
+        &self,
+        freeze: &Freeze<'_>,
+        checkpoints: &mut Checkpoints,
+    ) -> Result<()> {
+        if let Ok(change) = self.pages.change_frozen(freeze) {
+            self.free_dropped_trees_in(&change, false);
+            // If this fails, the store stays open, and the views go on.
+            if self.has_dropped_trees() {
+                self.pages.pool.write_dirty()?;
+            }
+            self.free_dropped_trees_in(&change, true);
+        }
+        self.sync_and_trim(freeze, checkpoints)
     }
 
     /// Whether the store can be dropped without writing anything.

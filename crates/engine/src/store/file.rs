@@ -145,6 +145,9 @@ impl StoreFile {
             if is_planted(StoreBug::NoWriteRule) {
                 return Ok(());
             }
+            // A change that ended in its midst has poisoned the file before it let go of its pages.
+            // No record describes them, and the file must not have them.
+            self.check_poison().map_err(io::Error::other)?;
             return log.wait_durable(lsn).map_err(io::Error::other);
         }
         if self.paused.load(Ordering::Acquire) {
@@ -215,6 +218,7 @@ impl StoreFile {
 
     /// Makes a header durable for a store with a log.
     pub(crate) fn write_cut(&self, header: Header) -> Result<()> {
+        self.check_poison()?;
         let written = self.write(&self.writing(), header, &[]);
         Ok(written.inspect_err(|error| self.poison_for(&error.to_string()))?)
     }

@@ -1,8 +1,10 @@
 //! The change gate. Changes pass the gate together, unless a thread has frozen it to see a store
 //! that does not change.
 //!
-//! A change only counts itself in one word. A change that finds the gate frozen waits on a
-//! condition variable. Several threads may freeze the gate at once. One thread may take it
+//! A change only counts itself, in the place of its thread, and looks whether the gate is frozen. A
+//! thread that freezes the gate says so first, and then looks at all places: either it sees the
+//! change, or the change sees the freeze. A change that finds the gate frozen waits on a condition
+//! variable. Several threads may freeze the gate at once. One thread may take it
 //! exclusively: then there are neither changes nor freezes.
 //!
 //! A change that has waited for about a millisecond is overdue, and so is a thread that has waited
@@ -12,10 +14,15 @@
 //!
 //! `tests/gate_model.rs` checks this file on a scheduler that explores interleavings.
 
-use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait, wait_briefly};
+use crate::sync::{
+    AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, thread_number, wait, wait_briefly,
+};
 
-/// One freeze in the gate's word. The changes under way are counted in the bits below.
-const FREEZE: u64 = 1 << 32;
+/// The number of places in which changes count themselves. Threads share places if they are more.
+const PLACES: usize = if cfg!(test) { 2 } else { 16 };
+
+/// Exclusive use, besides the number of freezes.
+const EXCLUSIVE: u64 = 1 << 32;
 
 /// A thread that wants to freeze the gate waits for overdue threads at most this many times, a
 /// millisecond each.
@@ -24,14 +31,21 @@ const OVERDUE_WAITS: u32 = 100;
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// The number of changes under way in the low half, the number of freezes in the high half.
-    word: AtomicU64,
+    /// The number of freezes, and [`EXCLUSIVE`].
+    frozen: AtomicU64,
+    changes: [Place; PLACES],
     waiters: Mutex<Waiters>,
     state_changed: Condvar,
     /// The thread that has, or wants, exclusive use holds this lock. Without it, two such threads
     /// would wait for each other.
     exclusive_turn: Mutex<()>,
 }
+
+/// The number of changes under way of some threads, in memory that threads of other places do not
+/// use.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Place(AtomicU64);
 
 /// The threads that wait.
 #[derive(Debug, Default)]
@@ -44,7 +58,10 @@ struct Waiters {
 
 /// The right to change the store. While this lives, no thread has frozen the gate.
 #[derive(Debug)]
-pub(crate) struct ChangePermit<'a>(&'a Gate);
+pub(crate) struct ChangePermit<'a> {
+    gate: &'a Gate,
+    place: &'a Place,
+}
 
 /// While this lives, no change is under way.
 #[derive(Debug)]
@@ -61,35 +78,47 @@ impl Gate {
     /// Begins a change. Waits while the gate is frozen.
     #[inline]
     pub(crate) fn begin_change(&self) -> ChangePermit<'_> {
-        let before = self.word.fetch_add(1, Ordering::Acquire);
-        if before >= FREEZE {
-            self.begin_change_slow();
+        let place = &self.changes[thread_number() % PLACES];
+        if !self.enter(place) {
+            self.begin_change_slow(place);
         }
-        ChangePermit(self)
+        ChangePermit { gate: self, place }
     }
 
     /// Begins a change, unless the gate is frozen.
     pub(crate) fn try_begin_change(&self) -> Option<ChangePermit<'_>> {
-        self.enter(1).then(|| ChangePermit(self))
+        let place = &self.changes[thread_number() % PLACES];
+        if self.enter(place) {
+            return Some(ChangePermit { gate: self, place });
+        }
+        self.notify();
+        None
     }
 
     #[cold]
-    fn begin_change_slow(&self) {
-        self.leave();
-        self.wait_until(|| self.enter(1));
+    fn begin_change_slow(&self, place: &Place) {
+        self.notify();
+        // With the lock, so no thread waits because of a count that this takes back.
+        self.wait_until(|| self.frozen.load(Ordering::SeqCst) == 0 && self.enter(place));
     }
 
-    /// Adds `count`, a change or a freeze, to the word, unless the gate is frozen.
-    fn enter(&self, count: u64) -> bool {
-        let mut word = self.word.load(Ordering::Relaxed);
-        while word < FREEZE {
-            let (ok, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
-            match self.word.compare_exchange(word, word + count, ok, relaxed) {
-                Ok(_) => return true,
-                Err(now) => word = now,
-            }
+    /// Counts a change, unless the gate is frozen. A thread that has frozen the gate may have seen
+    /// the count meanwhile: then it has to be notified.
+    #[inline]
+    fn enter(&self, place: &Place) -> bool {
+        place.0.fetch_add(1, Ordering::SeqCst);
+        if self.frozen.load(Ordering::SeqCst) == 0 {
+            return true;
         }
+        place.0.fetch_sub(1, Ordering::SeqCst);
         false
+    }
+
+    /// Whether no change is under way, and no thread has exclusive use. The caller has frozen the
+    /// gate, so no change begins after this has seen its place.
+    fn is_quiet(&self) -> bool {
+        self.frozen.load(Ordering::SeqCst) < EXCLUSIVE
+            && self.changes.iter().all(|place| place.0.load(Ordering::SeqCst) == 0)
     }
 
     /// Waits until `done`. The thread is overdue after the first wait.
@@ -124,26 +153,32 @@ impl Gate {
     }
 
     fn release(&self, count: u64) {
-        self.word.fetch_sub(count, Ordering::Release);
-        drop(self.lock());
-        self.state_changed.notify_all();
+        self.frozen.fetch_sub(count, Ordering::SeqCst);
+        self.notify();
     }
 
-    fn leave(&self) {
-        let before = self.word.fetch_sub(1, Ordering::Release);
-        if before >= FREEZE && before % FREEZE == 1 {
-            // The lock orders the notification after the freezing thread's look at the count.
-            drop(self.lock());
-            self.state_changed.notify_all();
+    #[inline]
+    fn leave(&self, place: &Place) {
+        place.0.fetch_sub(1, Ordering::SeqCst);
+        if self.frozen.load(Ordering::SeqCst) != 0 {
+            self.notify();
         }
+    }
+
+    /// Has waiting threads look again.
+    #[cold]
+    fn notify(&self) {
+        // The lock orders the notification after the other thread's look.
+        drop(self.lock());
+        self.state_changed.notify_all();
     }
 
     /// Keeps new changes out and waits for the changes under way.
     pub(crate) fn freeze(&self) -> Freeze<'_> {
         self.let_overdue_go_first();
-        self.word.fetch_add(FREEZE, Ordering::Acquire);
+        self.frozen.fetch_add(1, Ordering::SeqCst);
         let mut waiters = self.lock();
-        while !self.word.load(Ordering::Acquire).is_multiple_of(FREEZE) {
+        while !self.is_quiet() {
             waiters = wait(&self.state_changed, waiters);
         }
         Freeze(self)
@@ -152,51 +187,60 @@ impl Gate {
     /// As [`freeze`](Self::freeze), but gives up if the changes under way do not end within `waits`
     /// waits of a millisecond each.
     pub(crate) fn freeze_within(&self, waits: u32) -> Option<Freeze<'_>> {
-        self.word.fetch_add(FREEZE, Ordering::Acquire);
+        self.frozen.fetch_add(1, Ordering::SeqCst);
         let freeze = Freeze(self);
-        let is_quiet = || self.word.load(Ordering::Acquire).is_multiple_of(FREEZE);
         let mut waiters = self.lock();
+        let mut is_quiet = self.is_quiet();
         for _ in 0..waits {
-            if is_quiet() {
+            if is_quiet {
                 break;
             }
             waiters = wait_briefly(&self.state_changed, &self.waiters, waiters);
+            is_quiet = self.is_quiet();
         }
         drop(waiters);
-        is_quiet().then_some(freeze)
+        is_quiet.then_some(freeze)
     }
 
     /// Keeps changes and freezes out, and waits for those that exist. Changes go on while it waits
     /// for a freeze to end.
     pub(crate) fn exclusive(&self) -> Exclusive<'_> {
         let exclusive_turn = lock(&self.exclusive_turn);
-        let (ok, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
-        // The freeze keeps changes out, and the change keeps freezes out.
-        self.wait_until(|| self.enter(FREEZE));
-        self.wait_until(|| self.word.compare_exchange(FREEZE, FREEZE + 1, ok, relaxed).is_ok());
+        let replace = |old, new| {
+            self.frozen.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        };
+        // The freeze keeps changes out, and `EXCLUSIVE` keeps freezes out.
+        self.wait_until(|| replace(0, 1));
+        self.wait_until(|| self.is_quiet() && replace(1, 1 + EXCLUSIVE));
         Exclusive { gate: self, _turn: exclusive_turn }
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiters> {
         lock(&self.waiters)
     }
+
+    /// The number of threads that are overdue now.
+    #[cfg(test)]
+    pub(crate) fn overdue(&self) -> u64 {
+        self.lock().overdue
+    }
 }
 
 impl Drop for ChangePermit<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.leave();
+        self.gate.leave(self.place);
     }
 }
 
 impl Drop for Freeze<'_> {
     fn drop(&mut self) {
-        self.0.release(FREEZE);
+        self.0.release(1);
     }
 }
 
 impl Drop for Exclusive<'_> {
     fn drop(&mut self) {
-        self.gate.release(FREEZE + 1);
+        self.gate.release(1 + EXCLUSIVE);
     }
 }

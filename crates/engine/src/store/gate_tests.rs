@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use vellum_testing::patience::{SetWhenDropped, eventually};
+
 use crate::store::gate::Gate;
 
 /// A change that has waited this long is overdue.
@@ -21,6 +23,19 @@ fn changes_pass_although_the_gate_is_always_frozen() {
         passed.store(false, Ordering::Relaxed);
         let first = gate.freeze();
         std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Also if this thread fails: then the others end at once.
+                let passed = SetWhenDropped(&passed);
+                if alone {
+                    drop(gate.exclusive());
+                } else {
+                    drop(gate.begin_change());
+                }
+                drop(passed);
+                assert!(freezes.load(Ordering::Relaxed) < rounds, "it passed only at the end");
+            });
+            // However late it begins, the freezes that count come afterwards.
+            eventually("the change is overdue", || gate.overdue() == 1);
             for _ in 0..2 {
                 scope.spawn(|| {
                     while freezes.load(Ordering::Relaxed) < rounds {
@@ -40,18 +55,7 @@ fn changes_pass_although_the_gate_is_always_frozen() {
                     }
                 });
             }
-            scope.spawn(|| {
-                if alone {
-                    drop(gate.exclusive());
-                } else {
-                    drop(gate.begin_change());
-                }
-                passed.store(true, Ordering::Relaxed);
-                assert!(freezes.load(Ordering::Relaxed) < rounds, "it passed only at the end");
-            });
-            while freezes.load(Ordering::Relaxed) < 4 {
-                std::thread::yield_now();
-            }
+            eventually("freezes come", || freezes.load(Ordering::Relaxed) >= 4);
             drop(first);
         });
     }
@@ -62,6 +66,7 @@ fn nothing_changes_while_the_gate_is_frozen() {
     let gate = Gate::default();
     let (value, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
+        let _stopping = SetWhenDropped(&stop);
         for _ in 0..3 {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
@@ -90,6 +95,5 @@ fn nothing_changes_while_the_gate_is_frozen() {
             std::thread::yield_now();
             assert_eq!(value.load(Ordering::Relaxed), seen);
         }
-        stop.store(true, Ordering::Relaxed);
     });
 }

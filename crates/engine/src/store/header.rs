@@ -23,9 +23,12 @@ pub(crate) const FORMAT_VERSION_PIECES: u32 = 2;
 pub(crate) const FORMAT_VERSION_LIST: u32 = 3;
 /// Version of a header of a store that has, or had, a log.
 pub(crate) const FORMAT_VERSION_LOG: u32 = 4;
-/// Version of a clean header that names the log that ended with it. This is the greatest version
-/// that this code reads.
+/// Version of a clean header that names the log that ended with it.
 pub(crate) const FORMAT_VERSION_ENDED_LOG: u32 = 5;
+/// Version of a header in use that names a log in which edits may overwrite parts of values.
+pub(crate) const FORMAT_VERSION_PARTS: u32 = 6;
+/// The greatest version that this code reads.
+pub(crate) const FORMAT_VERSION_NEWEST: u32 = FORMAT_VERSION_PARTS;
 /// The most pages that a header lists, with the fields of a log before the list.
 pub(crate) const LISTED_MAX: usize = (PAGE_SIZE - LIST) / LISTED_BYTES;
 /// The most frames of all listed pages.
@@ -146,8 +149,9 @@ impl Header {
 
     fn encoded_version(&self) -> u32 {
         match (self.has_lsns(), self.listed) {
-            (true, _) if self.clean && self.log.identity != 0 => FORMAT_VERSION_ENDED_LOG,
-            (true, _) => FORMAT_VERSION_LOG,
+            (true, _) if self.log.identity == 0 => FORMAT_VERSION_LOG,
+            (true, _) if self.clean => FORMAT_VERSION_ENDED_LOG,
+            (true, _) => FORMAT_VERSION_PARTS,
             (false, 0) => self.version,
             (false, _) => FORMAT_VERSION_LIST,
         }
@@ -213,7 +217,7 @@ impl Header {
             Ok(_) => {}
         }
         let version = get_u32(bytes, AT_VERSION);
-        let is_of_log = (FORMAT_VERSION_LOG..=FORMAT_VERSION_ENDED_LOG).contains(&version);
+        let is_of_log = (FORMAT_VERSION_LOG..=FORMAT_VERSION_NEWEST).contains(&version);
         let log = match is_of_log {
             true => LogPoint {
                 identity: get_u64(bytes, AT_LOG),
@@ -224,7 +228,7 @@ impl Header {
         };
         let (listed, store_version) = match version {
             FORMAT_VERSION..=FORMAT_VERSION_PIECES => (0, version),
-            FORMAT_VERSION_LIST..=FORMAT_VERSION_ENDED_LOG => {
+            FORMAT_VERSION_LIST..=FORMAT_VERSION_NEWEST => {
                 (get_u32(bytes, AT_LISTED), get_u32(bytes, AT_STORE_VERSION))
             }
             other => return HeaderPage::OtherVersion(other),
@@ -251,8 +255,12 @@ impl Header {
         let listed_max = (PAGE_SIZE - header.list_place()) / LISTED_BYTES;
         let can_list = listed as usize <= listed_max && frames <= LISTED_FRAMES_MAX;
         let can_list = listed == 0 || can_list && header.clean;
-        let is_ended = header.clean && log.identity != 0;
-        let says_of_log = is_ended == (version == FORMAT_VERSION_ENDED_LOG);
+        let says_of_log = match (header.clean, log.identity != 0) {
+            (true, true) => version == FORMAT_VERSION_ENDED_LOG,
+            // Earlier programs wrote the version of all logs.
+            (false, true) => version == FORMAT_VERSION_PARTS || version == FORMAT_VERSION_LOG,
+            (_, false) => version <= FORMAT_VERSION_LOG,
+        };
         if header.page() != at
             || !(1..=16).contains(&header.page_frames)
             || !counters_are_sound
@@ -325,7 +333,7 @@ mod tests {
         let plain = Header { listed: 0, ..header };
         for (header, version) in [
             (plain, FORMAT_VERSION_LOG),
-            (Header { clean: false, log, ..plain }, FORMAT_VERSION_LOG),
+            (Header { clean: false, log, ..plain }, FORMAT_VERSION_PARTS),
             (Header { log, ..plain }, FORMAT_VERSION_ENDED_LOG),
             (Header { log: no_log, ..plain }, FORMAT_VERSION_PIECES),
         ] {
@@ -340,12 +348,19 @@ mod tests {
         assert_eq!(get_u32(&old.0, AT_VERSION), FORMAT_VERSION_LIST);
         let HeaderPage::Valid(decoded) = Header::decode(1, &old.0) else { panic!("not valid") };
         assert!(decoded.list(&old.0).eq(list));
-        // Only a clean header names a log that has ended.
-        for (clean, version) in [(true, FORMAT_VERSION_LOG), (false, FORMAT_VERSION_ENDED_LOG)] {
+        // Only a clean header names a log that has ended. Earlier programs wrote version 4 in use.
+        for (clean, log, version, is_valid) in [
+            (true, log, FORMAT_VERSION_LOG, false),
+            (true, log, FORMAT_VERSION_PARTS, false),
+            (false, log, FORMAT_VERSION_ENDED_LOG, false),
+            (false, log, FORMAT_VERSION_LOG, true),
+            (false, header.log, FORMAT_VERSION_PARTS, false),
+        ] {
             let mut other = Header { clean, log, ..plain }.encode(&[]);
             put_u32(&mut other.0, AT_VERSION, version);
             page::seal(&mut other.0, &[]);
-            assert!(matches!(Header::decode(1, &other.0), HeaderPage::Damaged(_)));
+            let decoded = Header::decode(1, &other.0);
+            assert_eq!(matches!(decoded, HeaderPage::Valid(_)), is_valid, "{clean}, {version}");
         }
         assert!(matches!(Header::decode(0, &block.0), HeaderPage::Damaged(_)));
         for bit in 0..200 * 8 {

@@ -216,8 +216,8 @@ impl Store {
     /// [`NoSuchTree`](Error::NoSuchTree); a full log; damage of the catalog, or a failed read
     /// there. After an error the tree is still there.
     ///
-    /// Pages of the tree that are damaged, or cannot be read, or for which the log has no room any
-    /// more, are no error: they stay allocated and unused, and [`check`](Store::check) counts them.
+    /// Pages of the tree that are damaged or cannot be read are no error: they stay allocated and
+    /// unused, and [`check`](Store::check) counts them.
     pub fn drop_tree(&self, name: &str) -> Result<()> {
         let exclusive = self.core.pages.exclusive()?;
         self.core.drop_tree(&exclusive, name)
@@ -276,8 +276,8 @@ impl Store {
     /// [`Closed`](Error::Closed). Values that the caller still has stay valid. Dropping the last
     /// handle frees the memory of the pool and ends the exclusive claim on a block device. A blob
     /// that was replaced or removed but that the caller still has as a [`Value`](crate::Value)
-    /// stays in the file, unused. The pages of a [`ValueWriter`](crate::ValueWriter) that has not
-    /// finished do not stay.
+    /// keeps its place in the file until the next opening. The pages of a
+    /// [`ValueWriter`](crate::ValueWriter) that has not finished do not stay.
     ///
     /// # Errors
     /// As [`sync`](Store::sync). After an error the store stays open, unless it is poisoned: the

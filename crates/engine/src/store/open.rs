@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use vellum_pool::device::{Device, FileDevice, FileOptions, UnpublishedFile, Write};
+use vellum_pool::device::{Device, FileDevice, FileOptions, SyncMemory, UnpublishedFile, Write};
 use vellum_pool::{PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space};
 
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use crate::store::core::StoreCore;
 use crate::store::file::StoreFile;
 use crate::store::free_map;
 use crate::store::header::{
-    FORMAT_VERSION, FORMAT_VERSION_ENDED_LOG, HEADER_PAGES, Header, HeaderPage, LISTED_FRAMES_MAX,
+    FORMAT_VERSION, FORMAT_VERSION_NEWEST, HEADER_PAGES, Header, HeaderPage, LISTED_FRAMES_MAX,
     LogPoint,
 };
 use crate::store::open_log::{LogPlace, begin_log, recover};
@@ -83,6 +83,7 @@ fn create_without_log(
     options: &Options,
     place: &LogPlace,
 ) -> Result<StoreCore> {
+    let device: Arc<dyn Device> = Arc::new(SyncMemory::new(device));
     let page_frames = options.page_frames.unwrap_or(1);
     if !(1..=PAGE_FRAMES_MAX).contains(&page_frames) {
         return Err(Error::BadOption(format!(
@@ -152,6 +153,7 @@ pub(crate) fn open_at(path: &Path, options: &Options) -> Result<StoreCore> {
 }
 
 fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Result<StoreCore> {
+    let device: Arc<dyn Device> = Arc::new(SyncMemory::new(device));
     let pages = device.pages().map_err(PoolError::Resize)?;
     let mut header = read_header(&device, pages, options.salvage)?;
     if let Some(asked) = options.page_frames.filter(|asked| *asked != header.page_frames) {
@@ -306,10 +308,7 @@ fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<He
                 }
             }
             HeaderPage::OtherVersion(version) => {
-                return Err(Error::UnknownFormat {
-                    found: *version,
-                    known: FORMAT_VERSION_ENDED_LOG,
-                });
+                return Err(Error::UnknownFormat { found: *version, known: FORMAT_VERSION_NEWEST });
             }
             HeaderPage::Damaged(damage) => wrong = Some(damage.clone().into()),
             HeaderPage::Foreign => {

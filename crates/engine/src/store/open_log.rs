@@ -211,7 +211,7 @@ pub(crate) fn recover(
 /// A failed write or sync.
 pub(crate) fn begin_log(core: &mut StoreCore, log: OpenLog, options: &Options) -> Result<()> {
     let file = core.pages.file.clone();
-    // A store with a log has header version 4, which no program reads that knows no pieces.
+    // No program that knows no pieces reads the header of a store with a log.
     file.update(|header| header.version = FORMAT_VERSION_PIECES);
     let newest = std::mem::take(&mut lock(&core.checkpoints).places);
     let maps = MapPlaces { newest, next: Vec::new() };

@@ -1,7 +1,7 @@
 //! The pages of a store, and the right to change them. Trees see nothing else of the store.
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use vellum_log::{BLOCK_BYTES, Home, LogError};
@@ -75,6 +75,8 @@ pub(crate) struct PageStore {
     structure_changes: Mutex<()>,
     /// Held while the pool changes its size, and the bounds that follow it.
     resizing: Mutex<()>,
+    /// The number of bulk loads that have ended.
+    loads: AtomicU64,
 }
 
 /// The right to change pages of a store.
@@ -201,6 +203,7 @@ impl PageStore {
             device,
             structure_changes: Mutex::default(),
             resizing: Mutex::default(),
+            loads: AtomicU64::new(0),
         }
     }
 
@@ -248,6 +251,16 @@ impl PageStore {
     pub(crate) fn pin(&self, first: PageId) -> ValuePin<'_> {
         self.unlinked.pin(first);
         ValuePin { pages: self, first }
+    }
+
+    /// The number of bulk loads whose records are in the log.
+    pub(crate) fn loads(&self) -> u64 {
+        self.loads.load(Ordering::SeqCst)
+    }
+
+    /// The record of a bulk load is in the log.
+    pub(crate) fn note_load(&self, _change: &Change<'_>) {
+        self.loads.fetch_add(1, Ordering::SeqCst);
     }
 
     /// The next header will say that a reader of the store needs this version of the format.
@@ -426,22 +439,42 @@ impl PageStore {
         if let Some(log) = &self.redo_log {
             let pages: Vec<PageId> = pages.map(|page| page.id).collect();
             self.pool.write_pages(&pages)?;
+            // An evictor may be writing some of them, too. If that failed after a sync of the file,
+            // it could spoil what a durable record refers to.
+            self.pool.wait_for_writes();
+            self.pool.check_writable()?;
             log.sync_file_first();
         }
         Ok(())
     }
 
-    /// Logs that ranges of pages are in use, or are free, apart from a group. Does nothing without
-    /// a log.
-    pub(crate) fn log_ranges(&self, ranges: &[PageRef], are_free: bool) -> Result<()> {
+    /// Logs that ranges of pages are in use, in the room of a change and apart from its groups.
+    /// Does nothing without a log.
+    ///
+    /// # Errors
+    /// If the log has no room for all of them, or has failed.
+    pub(crate) fn log_taken(&self, change: &Change<'_>, ranges: &[PageRef]) -> Result<()> {
         let Some(log) = &self.redo_log else { return Ok(()) };
         let mut record = Vec::new();
         for some in ranges.chunks(RANGES_MAX) {
-            match are_free {
-                false => RecordWriter::new(&mut record, some, &[]),
-                true => RecordWriter::new(&mut record, &[], some),
-            };
+            change.next_group()?;
+            RecordWriter::new(&mut record, some, &[]);
             log.append(&record)?;
+            change.note_record(record.len());
+        }
+        Ok(())
+    }
+
+    /// Logs that ranges of pages are free, apart from a group. Does nothing without a log.
+    ///
+    /// # Errors
+    /// If the log has no room besides what changes were promised, or has failed.
+    pub(crate) fn log_freed(&self, ranges: &[PageRef]) -> Result<()> {
+        let Some(log) = &self.redo_log else { return Ok(()) };
+        let mut record = Vec::new();
+        for some in ranges.chunks(RANGES_MAX) {
+            RecordWriter::new(&mut record, &[], some);
+            log.append_unpromised(&record)?;
         }
         Ok(())
     }
@@ -450,6 +483,17 @@ impl PageStore {
     pub(crate) fn freeze(&self) -> Result<Freeze<'_>> {
         refuse_in_callback(&self.gate)?;
         Ok(self.gate.freeze())
+    }
+
+    /// As [`freeze`](Self::freeze), for a checkpoint: a change that ended just now may have left
+    /// pages that must not be saved.
+    ///
+    /// # Errors
+    /// If the store refuses changes.
+    pub(crate) fn freeze_to_save(&self) -> Result<Freeze<'_>> {
+        let freeze = self.freeze()?;
+        self.check_writable()?;
+        Ok(freeze)
     }
 
     /// Takes the gate exclusively: while the result lives there are no changes, snapshots or cuts.

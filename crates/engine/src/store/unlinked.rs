@@ -1,6 +1,6 @@
 //! Unlinked pages: pages that are allocated although no tree refers to them. A writer has them for
 //! a value that it has not finished, a bulk load until it ends, or a reader for a value that was
-//! removed meanwhile.
+//! removed meanwhile. Pages that a full log keeps from being freed are unlinked, too.
 //!
 //! A checkpoint treats them as free: the free map in the file includes them, so no space is lost if
 //! the process is killed. In memory they stay allocated until their reader or writer has ended, so
@@ -29,7 +29,8 @@ struct Lists {
     next: u64,
     /// The values that are being read, by their first page.
     read: HashMap<PageId, Readers>,
-    /// Pages whose reader or writer has ended. The next change or checkpoint frees them.
+    /// Pages whose reader or writer has ended, or for which the log had no room. The next change or
+    /// checkpoint frees them.
     reclaimable: Vec<PageRuns>,
     /// Removed values, with the numbers of their trees, whose index could not be read to find their
     /// pages. A checkpoint treats these pages as in use.
@@ -131,9 +132,31 @@ impl UnlinkedPages {
         (take(&mut lists.reclaimable), take(&mut lists.unreadable))
     }
 
+    /// Nothing refers to these pages any more, and they could not be freed yet.
+    pub(crate) fn add_reclaimable(&self, pages: PageRuns) {
+        self.lock().reclaimable.push(pages);
+    }
+
     /// The pages of a removed value could not be found.
     pub(crate) fn add_unreadable(&self, tree: u32, blob: BlobRef) {
         self.lock().unreadable.push((tree, blob));
+    }
+
+    /// Whether there are removed values whose pages could not be found.
+    pub(crate) fn has_unreadable(&self) -> bool {
+        !self.lock().unreadable.is_empty()
+    }
+
+    /// The caller finds the pages of these values in another way. False, and they stay, if one of
+    /// them has readers.
+    pub(crate) fn forget_unreadable(&self) -> bool {
+        let mut lists = self.lock();
+        let has_readers = |(_, blob): &(u32, BlobRef)| lists.read.contains_key(&blob.page.id);
+        if lists.unreadable.iter().any(has_readers) {
+            return false;
+        }
+        lists.unreadable.clear();
+        true
     }
 
     /// The number of frames of all unlinked pages.

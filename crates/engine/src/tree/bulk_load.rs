@@ -171,6 +171,7 @@ impl<'a> BulkLoader<'a> {
         self.access.install(&change, &image, &record_ranges(runs.ranges()))?;
         self.values.iter().for_each(|value| value.link(&change));
         pages.unlinked.link(new.unlinked);
+        pages.note_load(&change);
         Ok(entries)
     }
 }
@@ -213,7 +214,7 @@ impl Access<'_> {
         }
         // Usually none. A crash after their records, and before that of the group, would lose them.
         let (before, with) = new.split_at(new.len().saturating_sub(RANGES_MAX));
-        self.pages.log_ranges(before, false)?;
+        self.pages.log_taken(change, before)?;
         let mut group = self.group(change);
         with.iter().for_each(|range| group.take(*range));
         group.copy(&mut root, image);

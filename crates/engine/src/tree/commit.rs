@@ -193,11 +193,14 @@ fn lock_leaves<'w>(
                 )));
             }
             write.access.check_dropped()?;
+            let page = found.as_ref().map(|leaf| leaf.guard.page());
             let guard = match found.map(|leaf| leaf.guard.upgrade()) {
                 Some(Ok(guard)) => {
                     check_covers(&guard, guard.page(), write.key)?;
                     Some(guard)
                 }
+                // In a damaged tree this thread may hold the leaf, and would wait for itself.
+                Some(Err(_)) if leaves.iter().any(|leaf| Some(leaf.guard.page()) == page) => None,
                 // Another thread has changed the leaf, or evicted it.
                 _ => write.access.try_exclusive_leaf(write.key)?,
             };

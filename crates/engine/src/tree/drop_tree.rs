@@ -21,9 +21,6 @@ use crate::page::{self, PageKind};
 use crate::store::pages::{Change, RANGES_MAX, record_ranges};
 use crate::versions::{OldEntry, ValueRef, size_of};
 
-/// The most bytes of a range in a record.
-const RANGE_BYTES: usize = 16;
-
 /// Pages that one record will say are free.
 struct Batch {
     /// Nodes and their levels, each before the nodes below it.
@@ -75,8 +72,8 @@ impl<'a> Access<'a> {
     /// unused, with those below them.
     pub(crate) fn free_all(self, change: &Change<'_>) {
         let mut batch = Batch::new();
-        let freed = self.free_from(change, &mut batch, self.root_page(), u8::MAX);
-        self.free_rest(change, batch, freed);
+        self.free_from(change, &mut batch, self.root_page(), u8::MAX);
+        self.free_rest(change, batch);
     }
 
     /// Removes all entries: makes the root an empty leaf, which readers see as one step, and frees
@@ -97,8 +94,8 @@ impl<'a> Access<'a> {
         group.end(&mut [&mut root])?;
         drop(root);
         let mut batch = Batch::new();
-        let freed = self.free_below(change, &mut batch, references);
-        self.free_rest(change, batch, freed);
+        self.free_below(change, &mut batch, references);
+        self.free_rest(change, batch);
         Ok(())
     }
 
@@ -134,35 +131,23 @@ impl<'a> Access<'a> {
 
     /// Adds a node, which must belong to this tree and have at most `level_max`, and all that is
     /// below it.
-    ///
-    /// # Errors
-    /// If the log has no room.
-    fn free_from(
-        self,
-        change: &Change<'_>,
-        batch: &mut Batch,
-        page: PageRef,
-        level_max: u8,
-    ) -> Result<()> {
+    fn free_from(self, change: &Change<'_>, batch: &mut Batch, page: PageRef, level_max: u8) {
         let guard = self.pages.pool.fix_shared(page).map_err(Error::from);
         let read = guard.and_then(|guard| self.references_of(LeafBytes::from(&guard), level_max));
         let references = match read {
             Ok(references) => references,
-            Err(error) => {
-                batch.note(error);
-                return Ok(());
-            }
+            Err(error) => return batch.note(error),
         };
         if !batch.add(page) {
-            return Ok(());
+            return;
         }
         batch.nodes.push((page, references.level));
         // The pool still has the nodes of a batch when they are freed.
         let in_pool = self.pages.pool.capacity() / u64::from(8 * page.frames);
         if batch.nodes.len() as u64 >= in_pool.clamp(1, RANGES_MAX as u64 / 2) {
-            self.free_batch(change, batch)?;
+            self.free_batch(change, batch);
         }
-        self.free_below(change, batch, references)
+        self.free_below(change, batch, references);
     }
 
     /// The references of a node, which must belong to this tree and have at most `level_max`.
@@ -189,12 +174,7 @@ impl<'a> Access<'a> {
         Ok(references)
     }
 
-    fn free_below(
-        self,
-        change: &Change<'_>,
-        batch: &mut Batch,
-        references: References,
-    ) -> Result<()> {
+    fn free_below(self, change: &Change<'_>, batch: &mut Batch, references: References) {
         for blob in references.blobs {
             if self.is_foreign(blob) {
                 let what = format!("it is not a value of tree {}", self.tree.id);
@@ -202,29 +182,25 @@ impl<'a> Access<'a> {
             } else if !blob.is_whole() || batch.add(blob.page) {
                 batch.blobs.push(blob);
                 if batch.blobs.len() >= RANGES_MAX / 2 {
-                    self.free_batch(change, batch)?;
+                    self.free_batch(change, batch);
                 }
             }
         }
         for child in references.children {
-            self.free_from(change, batch, self.page(child), references.level - 1)?;
+            self.free_from(change, batch, self.page(child), references.level - 1);
         }
-        Ok(())
     }
 
-    /// Logs that the pages of a batch are free, frees them, and empties the batch.
-    ///
-    /// # Errors
-    /// If the log has no room for the record. Then all pages of the batch stay unused.
-    fn free_batch(self, change: &Change<'_>, batch: &mut Batch) -> Result<()> {
+    /// Logs that the pages of a batch are free, frees them, and empties the batch. If the log has
+    /// no room for the record, the pages are freed after the next checkpoint.
+    fn free_batch(self, change: &Change<'_>, batch: &mut Batch) {
         let (nodes, blobs) = (take(&mut batch.nodes), take(&mut batch.blobs));
         let mut runs = PageRuns::default();
         take(&mut batch.pages).into_values().for_each(|page| runs.push(page));
-        let ranges = record_ranges(runs.ranges());
-        // Without that, other changes might lack the room that is kept for them.
-        change.next_group()?;
-        self.pages.log_ranges(&ranges, true)?;
-        change.note_record(ranges.len() * RANGE_BYTES);
+        if let Err(error) = self.pages.log_freed(&record_ranges(runs.ranges())) {
+            tracing::debug!("pages of the tree {:?} are freed later: {error}", self.tree.name());
+            return self.free_later(change, nodes, blobs);
+        }
         for (page, level) in nodes {
             match self.pages.pool.fix_exclusive(page) {
                 Ok(guard) if Node::new(&guard[..]).is_of(self.tree.id, level) => {
@@ -237,13 +213,34 @@ impl<'a> Access<'a> {
         // Now no reader reaches a leaf that refers to them. The pages of values in pieces have
         // records of their own.
         blobs.into_iter().for_each(|blob| self.free_blob(change, blob));
-        Ok(())
+    }
+
+    /// Has the pages of a batch freed after the next checkpoint.
+    fn free_later(self, change: &Change<'_>, nodes: Vec<(PageRef, u8)>, blobs: Vec<BlobRef>) {
+        let mut unused = PageRuns::default();
+        for (page, _) in nodes {
+            self.forget_popped(page);
+            // Its version changes, so that no thread goes on in it. A page that cannot be read was
+            // not in memory, and no thread is in it.
+            drop(self.pages.pool.fix_exclusive(page));
+            unused.push(page);
+        }
+        self.pages.unlinked.add_reclaimable(unused);
+        // A view or a reader may have a value.
+        for blob in blobs {
+            if blob.is_whole() {
+                let unread = self.pages.unlinked.unlink(blob.page.id, blob.page.into());
+                unread.into_iter().for_each(|page| self.pages.unlinked.add_reclaimable(page));
+            } else {
+                self.free_blob(change, blob);
+            }
+        }
     }
 
     /// Frees the last batch, and warns if not all pages of the tree could be freed.
-    fn free_rest(self, change: &Change<'_>, mut batch: Batch, freed: Result<()>) {
-        let freed = freed.and_then(|()| self.free_batch(change, &mut batch));
-        if let Err(error) = batch.outcome.and(freed) {
+    fn free_rest(self, change: &Change<'_>, mut batch: Batch) {
+        self.free_batch(change, &mut batch);
+        if let Err(error) = batch.outcome {
             tracing::warn!("pages of the tree {:?} stay unused: {error}", self.tree.name());
         }
     }

@@ -19,7 +19,7 @@ use crate::node::{Edit, Fences, Node, NodeMut, Payload, Split, merge_into_right,
 use crate::page::blob::BlobRef;
 use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
 use crate::planted::{StoreBug, is_planted};
-use crate::redo::record::{RecordWriter, push_edit};
+use crate::redo::record::{ChangedParts, RecordWriter, changed_parts, push_edit};
 use crate::store::pages::Change;
 use crate::versions::{EntryHash, OldEntry, ValueRef};
 
@@ -43,7 +43,7 @@ pub(crate) struct Group<'c, 'a> {
     taken: Vec<PageRef>,
     /// Pages to which nothing refers after the group, and that the caller frees: values in one page
     /// and what [`remove_page`](Group::remove_page) adds. When a value in pieces goes, its pages
-    /// have records of their own (`PageStore::log_ranges`).
+    /// have records of their own (`PageStore::log_freed`).
     removed: Vec<PageRef>,
     /// Pages to which nothing refers after the group.
     freed: Vec<ExclusiveGuard<'a>>,
@@ -165,6 +165,7 @@ impl<'a> Group<'_, 'a> {
         if self.replaced.is_some() && page[LEVEL] == 0 {
             self.replace_entries(page, edit);
         }
+        let parts = if is_logged && !needs_image { changed_parts_of(page, edit) } else { None };
         if !NodeMut::new(page).edit(edit) {
             self.removed.truncate(removed);
             if let Some(entries) = &mut self.replaced {
@@ -175,7 +176,7 @@ impl<'a> Group<'_, 'a> {
         let changed = self.note(page, needs_image);
         if is_logged {
             if !changed.needs_image {
-                push_edit(&mut changed.edits, edit);
+                push_edits(&mut changed.edits, edit, parts);
             }
             self.take_value(edit);
         }
@@ -200,7 +201,7 @@ impl<'a> Group<'_, 'a> {
             self.remove_value(value);
         };
         match edit {
-            Edit::Insert { .. } => {}
+            Edit::Insert { .. } | Edit::Overwrite { .. } => {}
             Edit::Replace { index, .. } | Edit::Remove { index } => remove(index),
             Edit::RemoveAll { indexes } => indexes.iter().for_each(|index| remove(*index)),
         }
@@ -221,7 +222,9 @@ impl<'a> Group<'_, 'a> {
             Edit::Insert { key, .. } => {
                 replaced.push(OldEntry { tree, key: key.into(), old: None });
             }
-            Edit::Replace { index, .. } | Edit::Remove { index } => replace(index),
+            Edit::Replace { index, .. }
+            | Edit::Overwrite { index, .. }
+            | Edit::Remove { index } => replace(index),
             Edit::RemoveAll { indexes } => indexes.iter().for_each(|index| replace(*index)),
         }
     }
@@ -439,4 +442,27 @@ pub(crate) fn init(
     let place = page.page();
     page::init(&mut page[..], place, kind, level, tree);
     place
+}
+
+/// The parts of a value in a leaf that an edit changes, if it replaces the value and they are few.
+fn changed_parts_of(leaf: &[u8], edit: Edit<'_>) -> Option<ChangedParts> {
+    let Edit::Replace { index, payload: Payload::Inline(new) } = edit else { return None };
+    let place = Node::new(leaf).payload_place(index).ok().filter(|place| !place.blob)?;
+    changed_parts(Node::new(leaf).payload(place).ok()?, new)
+}
+
+/// Adds an edit to the edits of a page, or those of the parts that it changes.
+fn push_edits(bytes: &mut Vec<u8>, edit: Edit<'_>, parts: Option<ChangedParts>) {
+    match (parts, edit) {
+        (Some(mut parts), Edit::Replace { index, payload: Payload::Inline(value) }) => {
+            if is_planted(StoreBug::LostPart) {
+                parts.pop();
+            }
+            for part in parts {
+                let (offset, bytes_of_part) = (part.start, &value[part]);
+                push_edit(bytes, Edit::Overwrite { index, offset, bytes: bytes_of_part });
+            }
+        }
+        _ => push_edit(bytes, edit),
+    }
 }

@@ -393,9 +393,8 @@ impl Tree {
     /// there are snapshots or transactions, also another page of the tree. After an error nothing
     /// has changed.
     ///
-    /// Pages below the root that are damaged, or cannot be read, or for which the log has no room
-    /// any more, are no error: they stay allocated and unused, and
-    /// [`Store::check`](crate::Store::check) counts them.
+    /// Pages below the root that are damaged or cannot be read are no error: they stay allocated
+    /// and unused, and [`Store::check`](crate::Store::check) counts them.
     pub fn clear(&self) -> Result<()> {
         let exclusive = self.core.pages.exclusive()?;
         let change = self.core.pages.change_exclusively(&exclusive)?;

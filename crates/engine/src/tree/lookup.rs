@@ -77,7 +77,9 @@ impl<'a> Access<'a> {
 
     /// The number of the newest record that has changed the leaf for `key`.
     pub(crate) fn newest_change(self, key: &[u8]) -> Result<u64> {
-        Ok(header::lsn(&self.leaf_for_reading(key)?))
+        let leaf = header::lsn(&self.leaf_for_reading(key)?);
+        // The record of a bulk load gives its number to the root alone.
+        Ok(leaf.max(header::lsn(&self.shared_root()?)))
     }
 
     pub(crate) fn get_locked(self, key: &[u8]) -> Result<Option<Value<'a>>> {

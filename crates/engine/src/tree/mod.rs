@@ -99,8 +99,9 @@ pub(crate) struct TreeState {
     /// they see it.
     pub before_drop: OnceLock<(Time, Box<TreeState>)>,
     /// The leaves from which the first and the last entry were popped last; 0 for none. A thread
-    /// stores a page's number here, and removes it when it frees the page, only while it holds the
-    /// page's exclusive lock. So a locked page whose number is here is a page of the tree.
+    /// stores a page's number here, and removes it before it frees the page, only while it holds
+    /// the page's exclusive lock, or has exclusive use of the store. So a locked page whose number
+    /// is here is a page of the tree.
     pub popped_leaves: [AtomicU64; 2],
 }
 

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::io;
 use std::sync::atomic::Ordering;
 
-use vellum_pool::{ExclusiveGuard, OptimisticGuard};
+use vellum_pool::{ExclusiveGuard, OptimisticGuard, PageRef};
 
 use super::Access;
 use super::group::{Group, init};
@@ -369,13 +369,19 @@ impl<'a> Access<'a> {
     /// Frees a page that nothing refers to any more.
     pub(crate) fn free_page(self, _change: &Change<'_>, guard: ExclusiveGuard<'a>) {
         let page = guard.page();
+        self.forget_popped(page);
+        if let Err(error) = self.pages.pool.free(guard) {
+            tracing::warn!("{page} could not be freed and stays unused: {error}");
+        }
+    }
+
+    /// The page is no leaf of the tree any more. The caller holds its exclusive lock, or has
+    /// exclusive use of the store.
+    pub(crate) fn forget_popped(self, page: PageRef) {
         for popped in &self.tree.popped_leaves {
             if popped.load(Ordering::Relaxed) == page.id.0 {
                 popped.store(0, Ordering::Relaxed);
             }
-        }
-        if let Err(error) = self.pages.pool.free(guard) {
-            tracing::warn!("{page} could not be freed and stays unused: {error}");
         }
     }
 

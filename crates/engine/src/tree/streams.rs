@@ -171,9 +171,9 @@ impl<'a> ValueWriter<'a> {
 
     /// Logs that the pages of the value are in use. Within the same change the tree gets a
     /// reference to the value.
-    pub(super) fn log_pages(&self, _change: &Change<'_>) -> Result<()> {
+    pub(super) fn log_pages(&self, change: &Change<'_>) -> Result<()> {
         let pages = self.access.pages;
-        pages.log_ranges(&record_ranges(pages.unlinked.pages(self.unlinked).ranges()), false)
+        pages.log_taken(change, &record_ranges(pages.unlinked.pages(self.unlinked).ranges()))
     }
 
     /// Within this change the tree has got a reference to the value. So the pages of the value are
@@ -444,14 +444,14 @@ impl<'a> Index<'a> {
         let children = self.children(page, level, first)?;
         for (number, child) in (first..).step_by(self.shape.step(level) as usize).zip(children) {
             match level {
-                1 => self.pages.free_or_warn(self.piece_page(child)),
+                1 => self.pages.free_pages(self.piece_page(child).into()),
                 _ => {
                     let freed = self.free_from(self.index_page(child), level - 1, number);
                     outcome = outcome.and(freed);
                 }
             }
         }
-        self.pages.free_or_warn(page);
+        self.pages.free_pages(page.into());
         outcome
     }
 }
@@ -891,11 +891,10 @@ pub(crate) fn free_pages_of(pages: &PageStore, tree: u32, blob: BlobRef) -> Resu
 /// # Errors
 /// A failed read, or damage.
 pub(crate) fn pages_of(store: &PageStore, tree: u32, blob: BlobRef) -> Result<PageRuns> {
-    let mut pages = PageRuns::default();
     if blob.is_whole() {
-        pages.push(blob.page);
-        return Ok(pages);
+        return Ok(blob.page.into());
     }
+    let mut pages = PageRuns::default();
     Index::open(store, tree, blob, None)?.walk(&mut |found| {
         pages.push(found?.0);
         Ok(true)
@@ -957,7 +956,7 @@ impl PageStore {
     /// has frozen the gate.
     pub(crate) fn reclaim_unlinked(&self) {
         let (ended, unreadable) = self.unlinked.take_reclaimable();
-        ended.iter().for_each(|pages| self.free_pages(pages));
+        ended.into_iter().for_each(|pages| self.free_pages(pages));
         unreadable.into_iter().for_each(|(tree, blob)| self.free_value(tree, blob));
     }
 
@@ -968,7 +967,7 @@ impl PageStore {
             false => free_pages_of(self, tree, blob),
             true => pages_of(self, tree, blob).map(|pages| {
                 if let Some(pages) = self.unlinked.unlink(blob.page.id, pages) {
-                    self.free_pages(&pages);
+                    self.free_pages(pages);
                 }
             }),
         };
@@ -981,23 +980,16 @@ impl PageStore {
         }
     }
 
-    /// Frees pages to which nothing refers any more. A reader that holds a page keeps it until it
-    /// lets go.
-    pub(crate) fn free_pages(&self, pages: &PageRuns) {
-        if let Err(error) = self.log_ranges(&record_ranges(pages.ranges()), true) {
-            tracing::warn!("the pages of a value could not be freed and stay unused: {error}");
+    /// Frees pages to which nothing refers any more, and logs that. A reader that holds a page
+    /// keeps it until it lets go. If the log has no room, the pages are freed after the next
+    /// checkpoint. The free map of that has them already.
+    pub(crate) fn free_pages(&self, pages: PageRuns) {
+        if let Err(error) = self.log_freed(&record_ranges(pages.ranges())) {
+            tracing::debug!("pages of a value are freed later: {error}");
+            self.unlinked.add_reclaimable(pages);
             return;
         }
         pages.iter().for_each(|page| self.free_logged(page));
-    }
-
-    /// Frees a page to which nothing refers any more, and logs that.
-    pub(crate) fn free_or_warn(&self, page: PageRef) {
-        if let Err(error) = self.log_ranges(&[page], true) {
-            tracing::warn!("{page} could not be freed and stays unused: {error}");
-            return;
-        }
-        self.free_logged(page);
     }
 
     /// Frees a page to which nothing refers any more. A group has logged that, or has never logged

@@ -108,6 +108,9 @@ impl<'v> ViewEntries<'v> {
         changes: Option<&'v Changes>,
         reads: Option<&'v Mutex<ReadSet>>,
     ) -> ViewEntries<'v> {
+        if let Some(reads) = reads {
+            lock(reads).begin_iterator(access.tree.id);
+        }
         let batch = |next: &Bound<Vec<u8>>| Batch {
             cursor: Cursor::new(access),
             slots: 0..0,
@@ -322,7 +325,15 @@ impl<'v> ViewEntries<'v> {
             Bound::Unbounded => Target::Last,
         };
         let came_from = std::mem::replace(&mut batch.has_begun, true).then_some(direction);
-        let (page, bytes) = batch.cursor.copy_leaf(target, came_from)?;
+        let mut copied = batch.cursor.copy_leaf(target, came_from).map(drop);
+        if matches!(copied, Err(Error::NoSuchTree(_))) {
+            // The tree was dropped meanwhile. This view still sees it.
+            self.access = self.access.at(self.view.time());
+            batch.cursor = Cursor::new(self.access);
+            copied = batch.cursor.copy_leaf(target, came_from).map(drop);
+        }
+        copied?;
+        let (page, bytes) = batch.cursor.copied_leaf();
         let node = Node::new(bytes);
         let torn = |torn| Error::torn(page, torn);
         let fence = if is_forward { node.upper() } else { node.lower() }.map_err(torn)?;
@@ -428,6 +439,7 @@ impl Drop for ViewEntries<'_> {
         let Some(reads) = self.reads else { return };
         let tree = self.access.tree.id;
         let mut reads = lock(reads);
+        reads.end_iterator(tree);
         let (start, end) = std::mem::replace(&mut self.bounds, EVERYTHING);
         if self.ended && !self.failed {
             reads.note_range(tree, (start, end));

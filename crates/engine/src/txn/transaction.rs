@@ -615,7 +615,8 @@ impl Transaction {
         if newest < log.durable() {
             return Ok(None);
         }
-        let reads = lock(&self.reads);
+        let mut reads = lock(&self.reads);
+        reads.note_forgotten_iterators();
         if !reads.ranges().is_empty() {
             return Ok(Some((log, newest)));
         }
@@ -637,6 +638,7 @@ impl Transaction {
     /// Makes the changes. Returns the number of the log's record.
     fn apply(self) -> Result<(View, u64), Failed> {
         let mut reads = self.reads.into_inner().unwrap_or_else(|broken| broken.into_inner());
+        reads.note_forgotten_iterators();
         if self.options.isolation == Isolation::Snapshot && !is_planted(StoreBug::UncheckedWrites) {
             // The number of changes has a bound of its own.
             reads = ReadSet::new(u64::MAX);

@@ -59,7 +59,7 @@ impl View {
     /// The value of `key`.
     pub(crate) fn get<'t>(&self, access: Access<'t>, key: &[u8]) -> Result<Option<Value<'t>>> {
         // The page first. An error may be about a value that this view does not see.
-        let found = access.get(key);
+        let found = self.read(access, |access| access.get(key));
         match self.versions().at(access.tree.id, key, self.time) {
             Seen::Page => found,
             Seen::Version(None) => Ok(None),
@@ -68,6 +68,18 @@ impl View {
             }
             // This view keeps the pages of the value.
             Seen::Version(Some(OldValue::Blob(blob))) => access.open_value(blob, key).map(Some),
+        }
+    }
+
+    /// Reads a tree. It may be dropped meanwhile; then this view still sees it.
+    pub(crate) fn read<'t, T>(
+        &self,
+        access: Access<'t>,
+        read: impl Fn(Access<'t>) -> Result<T>,
+    ) -> Result<T> {
+        match read(access) {
+            Err(Error::NoSuchTree(_)) => read(access.at(self.time)),
+            read => read,
         }
     }
 
@@ -94,7 +106,7 @@ impl View {
 
     /// Whether `key` has a value.
     pub(crate) fn contains(&self, access: Access<'_>, key: &[u8]) -> Result<bool> {
-        let found = access.contains(key);
+        let found = self.read(access, |access| access.contains(key));
         match self.versions().at(access.tree.id, key, self.time) {
             Seen::Page => found,
             Seen::Version(old) => Ok(old.is_some()),
@@ -107,7 +119,7 @@ impl View {
         access: Access<'t>,
         key: &[u8],
     ) -> Result<Option<ValueReader<'t>>> {
-        let found = access.reader(key);
+        let found = self.read(access, |access| access.reader(key));
         match self.versions().at(access.tree.id, key, self.time) {
             Seen::Page => found,
             Seen::Version(None) => Ok(None),

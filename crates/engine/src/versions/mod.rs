@@ -475,6 +475,11 @@ impl Versions {
         SeenRange { versions: versions.collect(), is_hidden }
     }
 
+    /// Takes the time of a change that is not of an entry.
+    pub(crate) fn take_time(&self) -> Time {
+        self.views.next_time()
+    }
+
     /// Whether there is a view of an earlier time.
     pub(crate) fn has_view_before(&self, time: Time) -> bool {
         self.views.has_before(time)

@@ -26,6 +26,8 @@ pub(crate) struct ReadSet {
     /// The tree of each key, and where the key ends.
     key_ends: Vec<(u32, usize)>,
     ranges: Vec<(u32, KeyBounds)>,
+    /// The trees of the iterators that have not noted what they have read.
+    iterated: Vec<u32>,
     /// What the ranges take.
     range_bytes: usize,
     /// The bytes that all may take.
@@ -39,6 +41,7 @@ impl ReadSet {
             key_bytes: Vec::new(),
             key_ends: Vec::new(),
             ranges: Vec::new(),
+            iterated: Vec::new(),
             range_bytes: 0,
             most: usize::try_from(most).unwrap_or(usize::MAX),
         }
@@ -61,6 +64,24 @@ impl ReadSet {
         self.ranges.push((tree, bounds));
         if self.bytes() > self.most {
             self.coarsen();
+        }
+    }
+
+    /// An iterator over entries of a tree begins. It notes what it has read when it ends.
+    pub(crate) fn begin_iterator(&mut self, tree: u32) {
+        self.iterated.push(tree);
+    }
+
+    pub(crate) fn end_iterator(&mut self, tree: u32) {
+        let at = self.iterated.iter().rposition(|iterated| *iterated == tree);
+        at.map(|at| self.iterated.swap_remove(at));
+    }
+
+    /// Notes that iterators which never ended may have read everything: a program can forget one
+    /// (`mem::forget`). For a transaction of which no iterator can be left.
+    pub(crate) fn note_forgotten_iterators(&mut self) {
+        for tree in std::mem::take(&mut self.iterated) {
+            self.note_range(tree, (Bound::Unbounded, Bound::Unbounded));
         }
     }
 

@@ -92,8 +92,9 @@ pub fn change_files(store: &Store, writer: u64, step: u64, random: &mut Random) 
             writer.finish().unwrap();
         }
         4 => {
-            let passing = store.create_tree(&format!("passing {writer} {step}")).unwrap();
-            (0..50_u8).for_each(|key| passing.insert(&[key], &[key; 500]).unwrap());
+            // A process that was killed may have left a tree of that name.
+            let passing = store.tree_or_create(&format!("passing {writer} {step}")).unwrap();
+            (0..50_u8).for_each(|key| _ = passing.upsert(&[key], &[key; 500]).unwrap());
             drop(passing);
             store.drop_tree(&format!("passing {writer} {step}")).unwrap();
         }

@@ -84,6 +84,21 @@ pub fn more() -> Vec<Step> {
     steps
 }
 
+/// Changes of each kind, and then values of which some bytes change.
+pub fn altered() -> Vec<Step> {
+    let mut steps = more();
+    for (number, len) in (0..60).zip([90, 90, 300, 700].into_iter().cycle()) {
+        let mut value = value(number, len);
+        for change in 0..3 {
+            let at = change * len / 3;
+            value[at..at + 5].fill(change as u8 + 1);
+            value[len - 1] = number as u8;
+            steps.push(Put("later", key("altered", number), value.clone()));
+        }
+    }
+    steps
+}
+
 /// The steps of transactions, one after the other.
 pub fn transactions() -> Vec<Vec<Step>> {
     let pair = |number: usize| {

@@ -19,7 +19,7 @@ use vellum::{BackupProgress, Error, Options, RestoreOptions, Store};
 use contents::{Entries, Step, Trees, apply};
 
 /// The greatest version that this build writes.
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 
 fn files() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files")
@@ -77,6 +77,7 @@ fn expected(version: u32, path: &Path) -> Trees {
     match path.file_stem().unwrap().to_str().unwrap() {
         "closed-1" | "closed-2" | "full" => {}
         "ended" | "left" => apply(&contents::more(), &mut trees),
+        "altered" => apply(&contents::altered(), &mut trees),
         "listed" => apply(&contents::few(), &mut trees),
         "crashed-1" | "crashed-2" | "one" => apply(&contents::more(), &mut trees),
         "transactions" => {

@@ -143,6 +143,7 @@ fn make() {
     let more = |store: &Store| take(store, &contents::more());
     crashed(&folder.join("crashed-1.store"), 1, more);
     crashed(&folder.join("crashed-2.store"), 2, more);
+    crashed(&folder.join("altered.store"), 1, |store| take(store, &contents::altered()));
     let transactions = |store: &Store| transact(store, &contents::transactions());
     crashed(&folder.join("transactions.store"), 1, transactions);
     backups(&folder.join("full.backup"), &folder.join("one.increment"));
