@@ -65,6 +65,9 @@
  *         vellum_transaction_close(transaction);
  *     } while (error == -EAGAIN);
  *
+ * Backups. A backup is a copy of the store that is a store itself. It is made while threads use the
+ * store. An increment has what changed since a backup; vellum_restore() joins both.
+ *
  * Snapshots. A snapshot is a view of the store that does not change. It blocks no change.
  *
  * Cursors. A cursor moves over the entries of a range of keys, in the order of the bytes of the keys,
@@ -135,6 +138,9 @@ typedef struct vellum_cursor vellum_cursor;
 #define VELLUM_WITHOUT_START 256u /* a range: without the key `start` itself */
 #define VELLUM_WITH_END      512u /* a range: with the key `end` itself */
 #define VELLUM_NO_LOG       1024u /* have no log, which lies in a folder next to the file otherwise */
+#define VELLUM_FREE_LOST    2048u /* a check: free the pages that nothing refers to */
+#define VELLUM_REPLACE      4096u /* replace a file of the name, when the new one is complete */
+#define VELLUM_UNCHECKED    8192u /* do not read and check the new file */
 
 /* Options of vellum_store_open(). */
 struct vellum_store_options {
@@ -477,6 +483,73 @@ int vellum_transaction_commit(const vellum_transaction *transaction);
 
 /* Frees a handle. Does nothing with NULL. Without a commit, the changes are dropped. */
 void vellum_transaction_close(vellum_transaction *transaction);
+
+/*
+ * A function that is told how far a long call is: `done` of `total`, bytes of a backup or a restore,
+ * pages of a check or a compaction. NULL stands for none. If it returns another number than 0, the
+ * call ends with -ECANCELED. The function must not change the store, and must return.
+ */
+typedef int (*vellum_progress)(void *argument, uint64_t done, uint64_t total);
+
+/* Options of vellum_store_backup() and vellum_restore(). */
+struct vellum_backup_options {
+	const char *since;         /* make an increment to this backup, or this increment; may be NULL */
+	uint64_t bytes_per_second; /* read no faster; 0: no limit */
+	vellum_progress progress; /* may be NULL */
+	void *argument;            /* of the progress function */
+	uint32_t flags;            /* of VELLUM_REPLACE and VELLUM_UNCHECKED any */
+	uint32_t reserved;         /* 0 */
+};
+
+/*
+ * Copies the store to a new file, while threads use it. The copy is a store: closed, with the state
+ * of one moment, and with everything that had changed when this was called. With `since` the new
+ * file is an increment, which has what changed since that file was made. `options` may be NULL, which
+ * means that all of its members are 0. The new file gets its name when it is complete and durable.
+ *
+ * -EEXIST     there is a file of this name, and the caller did not pass VELLUM_REPLACE
+ * -EBUSY      another backup of the store is under way
+ * -ECANCELED  the progress function has ended the call
+ * -EBADMSG    the store is damaged, or `since` is no backup of it
+ */
+int vellum_store_backup(const vellum_store *store, const char *path,
+			const struct vellum_backup_options *options);
+
+/*
+ * Makes a store of a backup and any number of increments, in their order. Of the options, `since` and
+ * `bytes_per_second` must be 0. The new file gets its name when it is complete and durable.
+ *
+ * -EEXIST     there is a file of this name, and the caller did not pass VELLUM_REPLACE
+ * -ECANCELED  the progress function has ended the call
+ * -EBADMSG    a file is damaged, or does not follow the one before it
+ */
+int vellum_restore(const char *path, const char *const *backups, size_t count,
+		   const struct vellum_backup_options *options);
+
+/* What a check found. */
+struct vellum_check {
+	uint64_t pages_checked; /* pages of 4 KiB that are in use */
+	uint64_t lost_pages;    /* pages of 4 KiB that nothing refers to */
+};
+
+/*
+ * Reads and checks every page. Changes wait until the check ends. Flag: VELLUM_FREE_LOST. A crash
+ * while a tree is dropped leaves pages that nothing refers to, which take space.
+ *
+ * -EBADMSG    the store is damaged: vellum_last_error() names the first place; nothing was freed
+ * -ECANCELED  the progress function has ended the call
+ */
+int vellum_store_check(const vellum_store *store, uint32_t flags, vellum_progress progress,
+		       void *argument, struct vellum_check *result);
+
+/*
+ * Returns the free space of the store's file to the file system, while threads use the store: moves
+ * pages to the front of the file, and cuts the end off.
+ *
+ * -EBUSY      another compaction of the store is under way
+ * -ECANCELED  the progress function has ended the call; a later one goes on
+ */
+int vellum_store_compact(const vellum_store *store, vellum_progress progress, void *argument);
 
 #ifdef __cplusplus
 }

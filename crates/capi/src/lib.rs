@@ -9,6 +9,7 @@ mod call;
 mod create;
 mod cursor;
 mod daemon;
+mod maintenance;
 mod mapping;
 mod morsel;
 mod range;

@@ -20,6 +20,23 @@ fn string<'a>(string: *const c_char, what: &str) -> Outcome<&'a CStr> {
     Ok(unsafe { CStr::from_ptr(string) })
 }
 
+/// Pointers to strings that the call reads.
+pub(crate) fn strings<'a>(
+    begin: *const *const c_char,
+    count: usize,
+    what: &str,
+) -> Outcome<&'a [*const c_char]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if begin.is_null() || count > isize::MAX as usize / size_of::<*const c_char>() {
+        return Err(Failure::argument(&format!("{what} are NULL, or too many")));
+    }
+    // SAFETY: the pointer is not NULL, and the header asks for this many strings that no thread
+    // changes during the call; nothing keeps them longer.
+    Ok(unsafe { std::slice::from_raw_parts(begin, count) })
+}
+
 /// A string that must not be NULL and must be UTF-8.
 pub(crate) fn text<'a>(given: *const c_char, what: &str) -> Outcome<&'a str> {
     let text = string(given, what)?.to_str();

@@ -49,7 +49,7 @@ const NO_LOG: u32 = 1024;
 const CREATE_WITHOUT_LOG: u32 = CREATE | NO_LOG;
 
 /// Whether a flag is set. All other flags are errors.
-fn only_flag(flags: u32, flag: u32) -> Outcome<bool> {
+pub(crate) fn only_flag(flags: u32, flag: u32) -> Outcome<bool> {
     match flags & !flag {
         0 => Ok(flags != 0),
         _ => Err(Failure::argument("flags that this function does not take")),

@@ -6,10 +6,11 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use vellum::{Error, Options, Store, TransactionOptions};
+use vellum::{BackupOptions, Error, Options, Store, TransactionOptions};
 
 use crate::call::{check_process, lock, work};
 use crate::error::Conflict;
+use crate::maintenance::{self, PyCheck};
 use crate::snapshot::PySnapshot;
 use crate::source;
 use crate::transaction::{PyTransaction, options};
@@ -183,6 +184,59 @@ impl PyStore {
     fn resize_pool(&self, py: Python<'_>, pool_bytes: u64) -> PyResult<()> {
         let store = self.store(py)?;
         work(py, || store.resize_pool(pool_bytes))
+    }
+
+    /// Copies the store to a new file, which is a store itself, with the state of one moment. Other
+    /// threads go on. Returns the length of the new file in bytes.
+    ///
+    /// since: make an increment, which has what changed since that backup or increment; restore()
+    /// joins them. replace: replace a file of this name, when the new one is complete. check: read
+    /// the new file and check it. bytes_per_second: read no faster. progress: called with (done,
+    /// total), in bytes; an exception of it ends the call.
+    #[pyo3(signature = (
+        path, *, since=None, replace=false, check=true, bytes_per_second=None, progress=None
+    ))]
+    fn backup(
+        &self,
+        path: &Bound<'_, PyAny>,
+        since: Option<&Bound<'_, PyAny>>,
+        replace: bool,
+        check: bool,
+        bytes_per_second: Option<u64>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<u64> {
+        let (py, path) = (path.py(), source::path(path)?);
+        let mut options = BackupOptions::new().replace(replace).check(check);
+        if let Some(since) = since {
+            options = options.since(source::path(since)?);
+        }
+        if let Some(bytes) = bytes_per_second {
+            options = options.bytes_per_second(bytes);
+        }
+        maintenance::backup(py, &self.store(py)?, &path, &options, progress)
+    }
+
+    /// Reads and checks every page. Changes wait meanwhile. Returns a Check.
+    ///
+    /// free_lost: free the pages that nothing refers to, unless there is damage. progress: called
+    /// with (done, total), in pages; an exception of it ends the call.
+    #[pyo3(signature = (*, free_lost=false, progress=None))]
+    fn check(
+        &self,
+        py: Python<'_>,
+        free_lost: bool,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<PyCheck> {
+        maintenance::check(py, &self.store(py)?, free_lost, progress)
+    }
+
+    /// Returns the free space of the file to the file system, while threads use the store. Returns
+    /// by how many bytes the file has become shorter.
+    ///
+    /// progress: called with (done, total), in pages; an exception of it ends the call.
+    #[pyo3(signature = (*, progress=None))]
+    fn compact(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<u64> {
+        maintenance::compact(py, &self.store(py)?, progress)
     }
 
     /// Makes everything durable, unlocks the file, and ends the use of all objects of the store,

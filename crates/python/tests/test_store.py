@@ -17,7 +17,7 @@ import time
 import unittest
 
 import vellum
-from vellum.store import Store, Tree, ValueReader, ValueWriter
+from vellum.store import Store, Tree, ValueReader, ValueWriter, restore
 
 POOL = 1 << 20
 # Much longer than the pool, and not a multiple of any unit.
@@ -363,6 +363,14 @@ class Waiting(InStore):
 
     def test_other_threads_go_on(self):
         """One thread counts while another is in a single long call."""
+        # A busy machine may keep the counter waiting for the whole time of a write.
+        for _ in range(20):
+            during, seconds = self.turns_during_a_write()
+            if during > 4:
+                return
+        self.fail(f"{during} turns in {seconds} s")
+
+    def turns_during_a_write(self):
         ended, turns = threading.Event(), []
 
         def count():
@@ -379,8 +387,7 @@ class Waiting(InStore):
             written = time.monotonic()
         ended.set()
         counter.join()
-        during = sum(begin < turn < written for turn in turns)
-        self.assertGreater(during, 4, f"{during} turns in {written - begin} s")
+        return sum(begin < turn < written for turn in turns), written - begin
 
     def test_ctrl_c_ends_a_write(self):
         # One call writes all of this, part by part.
@@ -434,6 +441,80 @@ class Waiting(InStore):
         count, kib = map(int, found.split())
         self.assertEqual(count, 256 << 20)
         self.assertLess(kib, 16 << 10)
+
+
+class Maintenance(InStore):
+    def beside(self, name):
+        return os.path.join(os.path.dirname(self.path), name)
+
+    def values(self, name):
+        with Store.open(self.beside(name), pool_bytes=POOL) as store:
+            return dict(store.tree("t").range())
+
+    def test_backups_are_restored(self):
+        self.tree.put(b"a", b"1")
+        told = []
+        length = self.store.backup(
+            self.beside("full"), progress=lambda done, total: told.append((done, total))
+        )
+        self.assertEqual(length, os.path.getsize(self.beside("full")))
+        self.assertTrue(told and all(0 < done <= total for done, total in told), told)
+        self.tree.put(b"b", b"2")
+        self.store.backup(self.beside("one"), since=self.beside("full"), bytes_per_second=1 << 40)
+        with self.assertRaises(FileExistsError):
+            self.store.backup(self.beside("full"))
+        restore(self.beside("first"), self.beside("full"))
+        restore(self.beside("second"), self.beside("full"), [self.beside("one")])
+        self.assertEqual(self.values("first"), {b"a": b"1"})
+        self.assertEqual(self.values("second"), {b"a": b"1", b"b": b"2"})
+        self.store.backup(self.beside("full"), replace=True, check=False)
+        self.assertEqual(self.values("full"), {b"a": b"1", b"b": b"2"})
+        with self.assertRaises(OSError):
+            restore(self.beside("third"), self.beside("one"))
+
+    def test_an_exception_ends_the_call(self):
+        self.write(b"long", noise(3 * POOL))
+        # Its pages move.
+        self.write(b"other", noise(POOL))
+
+        def fail(done, total):
+            raise KeyError(done)
+
+        for call in [
+            lambda: self.store.backup(self.beside("full"), progress=fail),
+            lambda: self.store.check(progress=fail),
+            lambda: self.store.check(free_lost=True, progress=fail),
+            lambda: self.store.compact(progress=fail) if self.tree.remove(b"long") else None,
+        ]:
+            with self.assertRaises(KeyError):
+                call()
+        self.assertEqual(os.listdir(os.path.dirname(self.path)).count("full"), 0)
+        self.tree.put(b"a", b"1")
+        self.assertEqual(self.tree.get(b"a"), b"1")
+
+    def test_a_check_counts_and_a_compaction_shortens(self):
+        self.write(b"long", noise(3 * POOL))
+        check = self.store.check()
+        self.assertEqual((check.lost_pages, check.damage), (0, []))
+        self.assertGreater(check.pages_checked, 3 * POOL // 4096)
+        self.assertIn("damaged=0", repr(check))
+        self.assertEqual(self.store.check(free_lost=True).lost_pages, 0)
+        self.tree.remove(b"long")
+        self.store.sync()
+        before = os.path.getsize(self.path)
+        shorter = self.store.compact()
+        self.assertEqual(before - shorter, os.path.getsize(self.path))
+        self.assertGreater(shorter, 2 * POOL)
+
+    def test_a_closed_store_is_refused(self):
+        self.store.close()
+        for call in [
+            lambda: self.store.backup(self.beside("full")),
+            self.store.check,
+            self.store.compact,
+        ]:
+            with self.assertRaises(ValueError):
+                call()
 
 
 if __name__ == "__main__":

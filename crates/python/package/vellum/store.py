@@ -20,6 +20,7 @@ A transaction changes entries of any trees, all or none; a snapshot is a view th
     >>> store.transact(sell)
     >>> with store.begin() as transaction:       # commits at the end; an exception aborts
     ...     transaction[stock].remove_range(b"a", b"b")
+    >>> store.backup("films.backup")             # a store itself; others go on meanwhile
     >>> with store.snapshot() as snapshot:
     ...     for order, thing in snapshot[orders].prefix(b"order "):
     ...         print(order, thing)
@@ -28,6 +29,7 @@ A transaction changes entries of any trees, all or none; a snapshot is a view th
 import io
 
 from vellum._native import (
+    Check,
     Conflict,
     Entries,
     Savepoint,
@@ -37,9 +39,11 @@ from vellum._native import (
     TransactionTree,
     Tree,
     TreeView,
+    restore,
 )
 
 __all__ = [
+    "Check",
     "Conflict",
     "Entries",
     "Savepoint",
@@ -51,6 +55,7 @@ __all__ = [
     "TreeView",
     "ValueReader",
     "ValueWriter",
+    "restore",
 ]
 
 # Bytes that readall() reads at a time.
