@@ -18,7 +18,7 @@
 
 static void dax_attachment_let_go(const struct dax_attachment *attachment)
 {
-	dax_table_put(attachment->table);
+	dax_table_put(attachment->table, attachment->file);
 	fput(attachment->file);
 }
 
@@ -224,7 +224,7 @@ static int dax_attachment_start(struct dax_attachment *attachment)
 		filemap_invalidate_unlock_shared(table->mapping);
 		if (is_right)
 			break;
-		error = dax_table_refresh(table);
+		error = dax_table_refresh(table, attachment->file);
 		if (error == -EBUSY)
 			error = 0;
 	}
@@ -252,7 +252,7 @@ static void dax_attachment_end(struct dax_attachment *attachment)
 	is_last = list_empty(&table->attachments);
 	spin_unlock(&table->attachments_lock);
 	if (is_last && !READ_ONCE(table->mounts.count))
-		dax_table_cancel_refresh(table);
+		dax_table_cancel_refresh(table, attachment->file);
 	spin_lock(&region->lock);
 	for (i = 0; i < attachment->count; i++)
 		region->slots[first + i].attachment = NULL;
@@ -458,7 +458,7 @@ static vm_fault_t dax_attachment_fault_in_file(struct dax_attachment *attachment
 	u64 unmaps;
 
 	dax_table_misses(table, page);
-	dax_table_refresh_later(table);
+	dax_table_refresh_later(table, attachment->file);
 	if (!dax_attachment_serve(attachment, slot))
 		return READ_ONCE(attachment->heap->closed) ? VM_FAULT_SIGBUS : VM_FAULT_NOPAGE;
 	unmaps = dax_table_unmaps(table);

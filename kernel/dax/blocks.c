@@ -73,9 +73,9 @@ static void dax_blocks_to_frames(struct dax_table *table, unsigned int count, u6
 	}
 }
 
-u64 dax_blocks_next(struct dax_table *table, u64 page)
+u64 dax_blocks_next(struct file *file, u64 page)
 {
-	loff_t found = vfs_llseek(table->file, page << PAGE_SHIFT, SEEK_DATA);
+	loff_t found = vfs_llseek(file, page << PAGE_SHIFT, SEEK_DATA);
 
 	if (found == -ENXIO)
 		return U64_MAX;

@@ -19,7 +19,8 @@ static void dax_check_show(void *out, struct dax_table *table)
 		   pt_mounts_barred(&table->mounts));
 	seq_printf(out, "attachments %llu stale %d notices %llu ", dax_attachments_count(table),
 		   dax_table_is_stale(table), table->notices);
-	seq_printf(out, "wrong leaves %llu wrong entries %llu\n", wrong,
+	seq_printf(out, "kept %d wrong leaves %llu wrong entries %llu\n",
+		   !refcount_read(&table->users), wrong,
 		   pt_mounts_wrong(&table->mounts) + dax_attachments_wrong(table));
 }
 

@@ -4,8 +4,9 @@
  *
  *	device.c	the device, and operations on a table's descriptor
  *	table.c		a table's life; bringing it up to date with its file
+ *	kept.c		all tables; those that have no user, and stay
  *	blocks.c	where a file's blocks are in memory
- *	watch.c		notices when a file loses blocks
+ *	watch.c		notices when a file loses blocks, and when its inode leaves the cache
  *	map.c		mapping, faults, rights; the file system serves what the table cannot
  *	sync.c		making durable what CPUs have stored
  *	heap.h		ephemeral mappings, in files of their own
@@ -27,8 +28,29 @@
  * system for blocks. That takes the inode's lock, which a thread may hold that has faulted: so
  * nothing is refreshed in a fault, or under the mmap lock.
  *
+ * A table stays when its last user has gone, without any reference to its inode, its file system or
+ * its file: the file system is unmounted, and the inode is evicted, as if there were no table. So
+ * two things matter:
+ *
+ * - The table is found by the address of the file's mapping, which is a part of the inode. The
+ *   kernel evicts every inode by clear_inode() before it frees it (evict() insists on that), and
+ *   ext4 frees it a grace period later. watch.c takes the table out of the hash at the beginning of
+ *   clear_inode(). So no other inode can have that address while the table is found. An fsnotify
+ *   mark without a reference to the inode would tell of its end, too, but later, and the module
+ *   would make a mark for each table. Lost blocks are told by ftrace in any case.
+ * - An inode without a link loses its blocks in its eviction, before clear_inode(), and nothing
+ *   unmaps its pages. The table's leaves are wrong from then on, and no thread can become its user:
+ *   a user has a descriptor of the file, and an inode that is being evicted gets no descriptor any
+ *   more. For the same reason everything that looks at an inode has a descriptor, or pins the
+ *   inode and the file system (a visit).
+ *
+ * Everything else is as for a table that has users and no mount. Notices of lost blocks find it,
+ * the invalidation lock and the generation are checked when it is attached again. What was stored
+ * is written back by its last user.
+ *
  * Locks: building > inode lock > mmap lock > invalidation lock > syncing > shape > locks of mounts
- * > locks of page tables > lock.
+ * > locks of page tables > the lock of all tables > lock. The kernel takes the lock of all tables
+ * when it needs memory, and when it evicts an inode; the inode's spinlock may be taken under it.
  */
 #ifndef VELLUM_DAX_H
 #define VELLUM_DAX_H
@@ -36,6 +58,8 @@
 #include <linux/fs.h>
 #include <linux/kref.h>
 #include <linux/mutex.h>
+#include <linux/path.h>
+#include <linux/refcount.h>
 #include <linux/rwsem.h>
 #include <linux/spinlock.h>
 #include <linux/types.h>
@@ -59,12 +83,21 @@ struct dax_device;
 /* The highest order of a table. */
 #define DAX_MAX_ORDER	PG_LEVEL_1G
 
+/* What a refresh that is to come needs to open the file. It is not a user's descriptor. */
+struct dax_return {
+	struct path		path;
+	const struct cred	*cred;		/* NULL: no refresh is to come */
+};
+
 struct dax_table {
-	struct kref		references;	/* descriptors, mounts, attachments, work */
-	struct hlist_node	node;		/* in dax_tables */
-	struct address_space	*mapping;	/* of the file */
-	struct file		*file;		/* the module's own, for reading */
-	struct dax_device	*device;
+	/* Descriptors, mounts, attachments, work; each has a descriptor of the file, or a path */
+	refcount_t		users;
+	struct kref		references;	/* the hash, visits */
+	struct hlist_node	node;		/* in the hash */
+	struct list_head	kept;		/* among those without a user */
+	u64			kept_pages;	/* of memory, while it is kept */
+	struct address_space	*mapping;	/* of the file; unsafe without a user */
+	struct dax_device	*device;	/* may be taken away meanwhile */
 	u64			offset;		/* bytes on the device before the file system's */
 	struct rcu_head		walked;		/* after the last walk of its page tables */
 	struct work_struct	destruction;
@@ -91,7 +124,9 @@ struct dax_table {
 	bool			misses;		/* pages before the end may lack leaves */
 	u32			generation;	/* of the inode, when pages were looked up */
 	bool			is_durable;
+	u64			missing;	/* no page below lacks a leaf */
 	unsigned long		pause;		/* before the next return, in jiffies */
+	struct dax_return	return_to;
 };
 
 static inline struct inode *dax_inode(const struct dax_table *table)
@@ -106,26 +141,55 @@ struct dax_handle {
 	u64			flags;
 };
 
-/* table.c */
-struct dax_table *dax_table_open(struct file *file);
+/* kept.c */
+/* Returns the file's table, which has a user more. */
+struct dax_table *dax_table_open(const struct file *file);
+/* A user more. There is one already. */
 void dax_table_get(struct dax_table *table);
-void dax_table_put(struct dax_table *table);
-/* Marks pages as stale. Must not sleep. */
-void dax_table_notice(const struct address_space *mapping, u64 first, u64 count);
 /*
- * Brings the table up to date, and unbars its mounts.
+ * A user less. `file` is a descriptor of the file, which the caller puts later; NULL: the file's
+ * times are not updated.
+ */
+void dax_table_put(struct dax_table *table, struct file *file);
+/* The file loses these pages. Must not sleep. */
+void dax_table_notice(const struct address_space *mapping, u64 first, u64 count);
+/* The inode of the mapping is being evicted. Must not sleep. */
+void dax_table_evict(const struct address_space *mapping);
+/* For self-checks: calls the function for each table. */
+int dax_tables_each(void (*visit)(void *data, struct dax_table *table), void *data);
+void dax_tables_count(struct vellum_dax_tables *counts);
+int dax_tables_start(void);
+void dax_tables_end(void);
+
+extern struct workqueue_struct *dax_work;
+
+/* table.c */
+/* Makes a table that has one user, and no leaves. */
+struct dax_table *dax_table_make(const struct file *file);
+/* Frees a table that no other thread has seen. */
+void dax_table_discard(struct dax_table *table);
+/* Frees a table that no thread finds any more. Does not sleep. */
+void dax_table_destroy_later(struct dax_table *table);
+/* The table has no user any more, or has one again. Do not sleep. */
+void dax_table_rest(struct dax_table *table);
+void dax_table_resume(struct dax_table *table);
+/* Marks pages as stale, and takes them out of attachments. Must not sleep. */
+void dax_table_lose(struct dax_table *table, u64 first, u64 end);
+/*
+ * Brings the table up to date, and unbars its mounts. `file` is a descriptor of the file, which
+ * stays as it is.
  *
  * Errors: EBUSY pages became stale again and again; EFBIG; EINTR; ENOMEM; those of the file system.
  */
-int dax_table_refresh(struct dax_table *table);
+int dax_table_refresh(struct dax_table *table, const struct file *file);
 /* Refreshes the table after a pause. */
-void dax_table_refresh_later(struct dax_table *table);
-/* Cancels a refresh that was to come later and has not begun. */
-void dax_table_cancel_refresh(struct dax_table *table);
+void dax_table_refresh_later(struct dax_table *table, const struct file *file);
+/* Cancels a refresh that was to come later and has not begun. The caller is a user. */
+void dax_table_cancel_refresh(struct dax_table *table, struct file *file);
 /*
  * Refreshes the table. From now on it has a leaf only for a block that is durably the file's.
  */
-int dax_table_make_durable(struct dax_table *table);
+int dax_table_make_durable(struct dax_table *table, const struct file *file);
 /* Makes the tree have this order at least. `shape` is held for writing. */
 int dax_table_grow(struct dax_table *table, unsigned int order);
 /* Makes the tables of level 2 for so many pages. `shape` is held. */
@@ -144,14 +208,8 @@ void dax_table_misses(struct dax_table *table, u64 page);
 /* Calls the function for all leaves. */
 void dax_table_each_leaf(struct dax_table *table,
 			 void (*visit)(void *data, u64 page, pteval_t leaf), void *data);
-/* For self-checks: calls the function for each table. */
-int dax_tables_each(void (*visit)(void *data, struct dax_table *table), void *data);
 /* For self-checks: counts leaves that do not lead to the file's blocks. */
 u64 dax_table_wrong(struct dax_table *table);
-int dax_tables_start(void);
-void dax_tables_end(void);
-
-extern struct workqueue_struct *dax_work;
 
 /* device.c */
 /* Whether the file can have a table, and the descriptor may be used for it. */
@@ -185,9 +243,9 @@ bool dax_blocks_can_be_durable(const struct dax_table *table);
 int dax_blocks_find(struct dax_table *table, u64 page, unsigned int count, u64 *frames);
 /*
  * Returns the first page at or after this one that may have a written block; U64_MAX: there is
- * none. Moves the position of the table's descriptor. Takes the inode's lock.
+ * none. Moves the position of the descriptor. Takes the inode's lock.
  */
-u64 dax_blocks_next(struct dax_table *table, u64 page);
+u64 dax_blocks_next(struct file *file, u64 page);
 
 /* watch.c */
 int dax_watch_start(void);
@@ -201,7 +259,7 @@ unsigned long dax_area(struct file *file, unsigned long addr, unsigned long len,
 /* sync.c */
 /* Flushes from the CPUs' caches what was stored to the pages. */
 void dax_flush_stores(struct dax_table *table, u64 first, u64 end);
-/* Updates the file's times if something was stored. `file` is a descriptor of the file. */
+/* Updates the file's times if something was stored. `file` is a descriptor of the file, or NULL. */
 void dax_update_times(struct dax_table *table, struct file *file);
 /* Makes durable what was stored in a range of bytes, and what the file system has to write. */
 int dax_sync(struct dax_table *table, struct file *file, loff_t start, loff_t end, int datasync);

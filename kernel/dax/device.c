@@ -59,7 +59,7 @@ static long dax_table_ioctl(struct file *file, unsigned int command, unsigned lo
 
 	switch (vellum_sized_command(command)) {
 	case VELLUM_DAX_REFRESH:
-		return dax_table_refresh(handle->table);
+		return dax_table_refresh(handle->table, handle->file);
 	case vellum_sized_command(VELLUM_DAX_STAT):
 		return dax_ioctl_stat(handle, argument);
 	}
@@ -68,7 +68,7 @@ static long dax_table_ioctl(struct file *file, unsigned int command, unsigned lo
 
 static void dax_handle_free(struct dax_handle *handle)
 {
-	dax_table_put(handle->table);
+	dax_table_put(handle->table, handle->file);
 	fput(handle->file);
 	kfree(handle);
 }
@@ -107,10 +107,22 @@ static long dax_ioctl_query(unsigned long argument)
 	query = (struct vellum_dax_query){
 		.size = sizeof(query),
 		.version = 1,
-		.features = VELLUM_DAX_HAS_HEAPS,
+		.features = VELLUM_DAX_HAS_HEAPS | VELLUM_DAX_KEEPS_TABLES,
 		.flags = DAX_FLAGS,
 	};
 	return vellum_answer_sized(argument, size, &query, sizeof(query));
+}
+
+static long dax_ioctl_tables(unsigned long argument)
+{
+	struct vellum_dax_tables counts = {};
+	int size = vellum_copy_sized(&counts, sizeof(counts), sizeof(counts), argument);
+
+	if (size < 0)
+		return size;
+	dax_tables_count(&counts);
+	counts.size = sizeof(counts);
+	return vellum_answer_sized(argument, size, &counts, sizeof(counts));
 }
 
 int dax_check_file(const struct file *file)
@@ -137,9 +149,9 @@ static int dax_handle_start(struct dax_handle *handle)
 	int error;
 
 	if (handle->flags & VELLUM_DAX_DURABLE)
-		error = dax_table_make_durable(handle->table);
+		error = dax_table_make_durable(handle->table, handle->file);
 	else
-		error = dax_table_refresh(handle->table);
+		error = dax_table_refresh(handle->table, handle->file);
 	/* The file system serves a file that changes all the time. */
 	return error == -EBUSY ? 0 : error;
 }
@@ -226,6 +238,8 @@ static long dax_ioctl(struct file *file, unsigned int command, unsigned long arg
 		return dax_ioctl_open(argument);
 	case vellum_sized_command(VELLUM_DAX_HEAP):
 		return dax_heap_open(argument);
+	case vellum_sized_command(VELLUM_DAX_TABLES):
+		return dax_ioctl_tables(argument);
 	}
 	return -ENOTTY;
 }

@@ -101,7 +101,7 @@ static vm_fault_t dax_serve_fault(struct vm_fault *vmf, struct dax_mount *mount,
 	if (dax_fault_in_table(vmf, mount, &outcome))
 		return outcome;
 	dax_table_misses(mount->table, vmf->pgoff);
-	dax_table_refresh_later(mount->table);
+	dax_table_refresh_later(mount->table, mount->file);
 	if (!pt_mount_bar(&mount->mount))
 		return VM_FAULT_NOPAGE;
 	outcome = dax_fault_in_file(vmf, mount, handle);
@@ -135,8 +135,8 @@ static void dax_mount_end(struct dax_mount *mount)
 
 	pt_mounts_remove(&table->mounts, &mount->mount);
 	if (!READ_ONCE(table->mounts.count))
-		dax_table_cancel_refresh(table);
-	dax_table_put(table);
+		dax_table_cancel_refresh(table, mount->file);
+	dax_table_put(table, mount->file);
 	fput(mount->file);
 	kfree(mount);
 }

@@ -96,9 +96,9 @@ void dax_flush_stores(struct dax_table *table, u64 first, u64 end)
 /* A frozen file system, or one that is read-only here, has its times updated by a later call. */
 void dax_update_times(struct dax_table *table, struct file *file)
 {
-	struct super_block *super = file_inode(file)->i_sb;
+	struct super_block *super = dax_inode(table)->i_sb;
 
-	if (!READ_ONCE(table->is_stored) || __mnt_is_readonly(file->f_path.mnt) ||
+	if (!file || !READ_ONCE(table->is_stored) || __mnt_is_readonly(file->f_path.mnt) ||
 	    !sb_start_write_trylock(super))
 		return;
 	WRITE_ONCE(table->is_stored, false);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /* A file table: its life, and how it is brought up to date. dax.h says what keeps it safe. */
 
-#include <linux/hashtable.h>
+#include <linux/cred.h>
+#include <linux/file.h>
 #include <linux/libnvdimm.h>
 #include <linux/mm.h>
-#include <linux/rculist.h>
+#include <linux/path.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 
@@ -16,13 +17,6 @@
 /* How long the file system serves a mapping the first time; then twice as long, and so on. */
 #define DAX_FIRST_PAUSE		(HZ / 100 ?: 1)
 #define DAX_LONGEST_PAUSE	(10 * HZ)
-
-/* All tables, by the file's mapping. Changes under the mutex, and is read under RCU, too. */
-static DEFINE_HASHTABLE(dax_tables, 10);
-static DEFINE_MUTEX(dax_tables_lock);
-static u64 dax_tables_count;		/* under the mutex */
-
-struct workqueue_struct *dax_work;
 
 static u64 dax_size_in_pages(const struct dax_table *table)
 {
@@ -97,22 +91,13 @@ static void dax_mark_stale(struct dax_table *table, u64 first, u64 end)
 	table->notices++;
 }
 
-void dax_table_notice(const struct address_space *mapping, u64 first, u64 count)
+void dax_table_lose(struct dax_table *table, u64 first, u64 end)
 {
-	u64 end = count > U64_MAX - first ? U64_MAX : first + count;
-	struct dax_table *table;
-
-	rcu_read_lock();
-	hash_for_each_possible_rcu(dax_tables, table, node, (unsigned long)mapping) {
-		if (table->mapping != mapping)
-			continue;
-		spin_lock(&table->lock);
-		table->unmaps++;
-		dax_mark_stale(table, first, end);
-		spin_unlock(&table->lock);
-		dax_attachments_lose(table, first, end);
-	}
-	rcu_read_unlock();
+	spin_lock(&table->lock);
+	table->unmaps++;
+	dax_mark_stale(table, first, end);
+	spin_unlock(&table->lock);
+	dax_attachments_lose(table, first, end);
 }
 
 /* Life. */
@@ -139,7 +124,7 @@ static void dax_table_walked(struct rcu_head *head)
  * The module's threads walk page tables under RCU. A fault may walk a table that was detached from
  * its slot meanwhile, because that takes no lock of the process.
  */
-static void dax_table_destroy_later(struct dax_table *table)
+void dax_table_destroy_later(struct dax_table *table)
 {
 	if (table->was_attached)
 		pt_call_after_walks(&table->walked, dax_table_walked);
@@ -147,43 +132,85 @@ static void dax_table_destroy_later(struct dax_table *table)
 		call_rcu(&table->walked, dax_table_walked);
 }
 
+/* Takes over what a refresh that is to come needs of the file. False: none is to come. */
+static bool dax_table_take_return(struct dax_table *table, struct dax_return *taken)
+{
+	lockdep_assert_held(&table->lock);
+	*taken = table->return_to;
+	table->return_to = (struct dax_return){};
+	return taken->cred;
+}
+
+static void dax_return_put(const struct dax_return *taken)
+{
+	path_put(&taken->path);
+	put_cred(taken->cred);
+}
+
+static struct file *dax_return_open(const struct dax_return *taken)
+{
+	return dentry_open(&taken->path, O_RDONLY | O_LARGEFILE, taken->cred);
+}
+
+static int dax_table_refresh_by(struct dax_table *table, struct file *file);
+
 static void dax_table_return(struct work_struct *work)
 {
 	struct dax_table *table = container_of(to_delayed_work(work), struct dax_table, returning);
+	struct dax_return taken;
+	struct file *file;
 
+	spin_lock(&table->lock);
+	dax_table_take_return(table, &taken);
+	spin_unlock(&table->lock);
+	file = dax_return_open(&taken);
 	/* After an error the file system goes on to serve the mappings, until the next fault. */
-	dax_table_refresh(table);
-	dax_table_put(table);
+	if (!IS_ERR(file))
+		dax_table_refresh_by(table, file);
+	dax_table_put(table, IS_ERR(file) ? NULL : file);
+	if (!IS_ERR(file))
+		fput(file);
+	dax_return_put(&taken);
 }
 
-void dax_table_refresh_later(struct dax_table *table)
+void dax_table_refresh_later(struct dax_table *table, const struct file *file)
 {
-	unsigned long pause;
-
 	if (delayed_work_pending(&table->returning))
 		return;
 	spin_lock(&table->lock);
-	pause = table->pause;
-	table->pause = min_t(unsigned long, 2 * pause, DAX_LONGEST_PAUSE);
+	if (!table->return_to.cred) {
+		dax_table_get(table);
+		table->return_to.path = file->f_path;
+		path_get(&table->return_to.path);
+		table->return_to.cred = get_cred(file->f_cred);
+		queue_delayed_work(dax_work, &table->returning, table->pause);
+		table->pause = min_t(unsigned long, 2 * table->pause, DAX_LONGEST_PAUSE);
+	}
 	spin_unlock(&table->lock);
-	dax_table_get(table);
-	if (!queue_delayed_work(dax_work, &table->returning, pause))
-		dax_table_put(table);
 }
 
-void dax_table_cancel_refresh(struct dax_table *table)
+void dax_table_cancel_refresh(struct dax_table *table, struct file *file)
 {
+	struct dax_return taken = {};
+
+	spin_lock(&table->lock);
 	if (cancel_delayed_work(&table->returning))
-		dax_table_put(table);
+		dax_table_take_return(table, &taken);
+	spin_unlock(&table->lock);
+	if (!taken.cred)
+		return;
+	dax_return_put(&taken);
+	dax_table_put(table, file);
 }
 
-static struct dax_table *dax_table_make(struct file *file)
+struct dax_table *dax_table_make(const struct file *file)
 {
 	struct dax_table *table = kzalloc(sizeof(*table), GFP_KERNEL_ACCOUNT);
 	int error;
 
 	if (!table)
 		return ERR_PTR(-ENOMEM);
+	refcount_set(&table->users, 1);
 	kref_init(&table->references);
 	table->mapping = file_inode(file)->i_mapping;
 	INIT_WORK(&table->destruction, dax_table_destroy);
@@ -196,11 +223,8 @@ static struct dax_table *dax_table_make(struct file *file)
 	INIT_LIST_HEAD(&table->attachments);
 	spin_lock_init(&table->lock);
 	table->pause = DAX_FIRST_PAUSE;
+	table->missing = U64_MAX;
 	table->generation = file_inode(file)->i_generation;
-	table->file = dentry_open(&file->f_path, O_RDONLY | O_LARGEFILE, file->f_cred);
-	error = PTR_ERR_OR_ZERO(table->file);
-	if (error)
-		goto no_file;
 	error = dax_blocks_open(table);
 	if (error)
 		goto no_blocks;
@@ -211,142 +235,35 @@ static struct dax_table *dax_table_make(struct file *file)
 no_tree:
 	dax_blocks_close(table);
 no_blocks:
-	fput(table->file);
-no_file:
 	mutex_destroy(&table->syncing);
 	mutex_destroy(&table->building);
 	kfree(table);
 	return ERR_PTR(error);
 }
 
-/* Frees a table that no other thread has seen. */
-static void dax_table_discard(struct dax_table *table)
+void dax_table_discard(struct dax_table *table)
 {
-	fput(table->file);
 	dax_table_destroy(&table->destruction);
 }
 
-/*
- * Returns the mapping's table with a reference, or NULL. Without the mutex it may miss a table that
- * is being added, and does not find one that is losing its last reference.
- */
-static struct dax_table *dax_table_find(const struct address_space *mapping)
+void dax_table_rest(struct dax_table *table)
 {
-	struct dax_table *table, *found = NULL;
-
-	rcu_read_lock();
-	hash_for_each_possible_rcu(dax_tables, table, node, (unsigned long)mapping) {
-		if (table->mapping == mapping && kref_get_unless_zero(&table->references))
-			found = table;
-	}
-	rcu_read_unlock();
-	return found;
+	spin_lock(&table->lock);
+	table->is_durable = false;
+	table->pause = DAX_FIRST_PAUSE;
+	spin_unlock(&table->lock);
 }
 
 /*
- * The table is made without the mutex: to open the file may wait for other programs (leases,
- * fanotify), and a thread that unmaps takes the mutex under the mmap lock.
+ * Nothing has told the module of blocks that came meanwhile. A new table would have leaves for
+ * them. So pages from the first one on that has no leaf are looked up again.
  */
-struct dax_table *dax_table_open(struct file *file)
+void dax_table_resume(struct dax_table *table)
 {
-	struct address_space *mapping = file_inode(file)->i_mapping;
-	struct dax_table *table = dax_table_find(mapping), *made;
-
-	if (table)
-		return table;
-	made = dax_table_make(file);
-	if (IS_ERR(made))
-		return made;
-	mutex_lock(&dax_tables_lock);
-	table = dax_table_find(mapping);
-	if (!table) {
-		hash_add_rcu(dax_tables, &made->node, (unsigned long)mapping);
-		dax_tables_count++;
-	}
-	mutex_unlock(&dax_tables_lock);
-	if (!table)
-		return made;
-	dax_table_discard(made);
-	return table;
-}
-
-void dax_table_get(struct dax_table *table)
-{
-	kref_get(&table->references);
-}
-
-static void dax_table_release(struct kref *references)
-{
-	struct dax_table *table = container_of(references, struct dax_table, references);
-
-	hash_del_rcu(&table->node);
-	dax_tables_count--;
-	mutex_unlock(&dax_tables_lock);
-	/* The program may still expect fsync of the file to find what it has stored. */
-	if (table->is_written) {
-		dax_flush_stores(table, 0, U64_MAX);
-		dax_update_times(table, table->file);
-	}
-	fput(table->file);
-	dax_table_destroy_later(table);
-}
-
-void dax_table_put(struct dax_table *table)
-{
-	kref_put_mutex(&table->references, dax_table_release, &dax_tables_lock);
-}
-
-/* Gets references to as many tables as there is room for. */
-static u64 dax_tables_get(struct dax_table **tables, u64 room)
-{
-	struct dax_table *table;
-	unsigned int bucket;
-	u64 count = 0;
-
-	mutex_lock(&dax_tables_lock);
-	hash_for_each(dax_tables, bucket, table, node) {
-		if (count == room)
-			break;
-		dax_table_get(table);
-		tables[count++] = table;
-	}
-	mutex_unlock(&dax_tables_lock);
-	return count;
-}
-
-/*
- * The mutex is not held meanwhile: a thread that unmaps takes it under the mmap lock, and `visit`
- * may wait for a thread that waits for that one.
- */
-int dax_tables_each(void (*visit)(void *data, struct dax_table *table), void *data)
-{
-	u64 room = READ_ONCE(dax_tables_count), count, i;
-	struct dax_table **tables = kvmalloc_array(room, sizeof(*tables), GFP_KERNEL);
-
-	if (!tables && room)
-		return -ENOMEM;
-	count = dax_tables_get(tables, room);
-	for (i = 0; i < count; i++) {
-		visit(data, tables[i]);
-		dax_table_put(tables[i]);
-	}
-	kvfree(tables);
-	return 0;
-}
-
-int dax_tables_start(void)
-{
-	dax_work = alloc_workqueue("vellum-dax", WQ_UNBOUND, 0);
-	return dax_work ? 0 : -ENOMEM;
-}
-
-void dax_tables_end(void)
-{
-	/* Work may drop the last reference. Then the table is in the queue after a grace period. */
-	flush_workqueue(dax_work);
-	pt_wait_for_walks();
-	rcu_barrier();
-	destroy_workqueue(dax_work);
+	spin_lock(&table->lock);
+	table->pages = min(table->pages, table->missing);
+	table->missing = U64_MAX;
+	spin_unlock(&table->lock);
 }
 
 /* Shape. */
@@ -408,9 +325,11 @@ static int dax_table_fit(struct dax_table *table, u64 pages)
 
 /* What a refresh has to look up. */
 struct dax_plan {
+	struct file	*file;		/* the refresh's own, for reading */
 	u64		*frames;	/* of the pages of one table */
 	u64		first, end;	/* pages that were stale */
 	u64		pages, size;	/* what was appended: pages from `pages` to `size` */
+	u64		missing;	/* the first page that was found to have no block */
 	u64		notices;
 	u32		generation;
 	bool		misses;		/* pages below `pages` without a leaf may have blocks */
@@ -429,6 +348,7 @@ static void dax_table_plan(struct dax_table *table, struct dax_plan *plan)
 	plan->first = table->stale_first;
 	plan->end = table->stale_end;
 	plan->notices = table->notices;
+	plan->missing = U64_MAX;
 	plan->misses = table->misses;
 	plan->has_lost = false;
 	plan->is_durable = table->is_durable;
@@ -536,6 +456,16 @@ static int dax_table_find_frames(struct dax_table *table, u64 page, unsigned int
 	return error;
 }
 
+static void dax_note_missing(struct dax_plan *plan, u64 page, unsigned int count)
+{
+	unsigned int i;
+
+	for (i = 0; i < count && plan->frames[i]; i++)
+		;
+	if (i < count)
+		plan->missing = min(plan->missing, page + i);
+}
+
 /* Looks up the pages of one table, or a part of them; or only those that have no leaf. */
 static int dax_table_look_up_some(struct dax_table *table, u64 page, unsigned int count,
 				  struct dax_plan *plan, bool only_missing)
@@ -547,8 +477,9 @@ static int dax_table_look_up_some(struct dax_table *table, u64 page, unsigned in
 	if (only_missing)
 		dax_table_get_frames(table, page, there, plan->frames);
 	error = dax_table_find_frames(table, page, there, plan->frames);
+	dax_note_missing(plan, page, there);
 	if (!error && plan->is_durable && there)
-		error = vfs_fsync_range(table->file, 0, LLONG_MAX, 1);
+		error = vfs_fsync_range(plan->file, 0, LLONG_MAX, 1);
 	return error ? error : dax_table_put_leaves(table, page, count, plan);
 }
 
@@ -560,12 +491,14 @@ static int dax_table_look_up(struct dax_table *table, u64 first, u64 end,
 
 	for (page = first; !error && page < end; page += count) {
 		if (data <= page)
-			data = dax_blocks_next(table, page);
+			data = dax_blocks_next(plan->file, page);
 		/* A hole may be as long as the longest file. */
 		count = min(end, data) - page;
 		count = min(count, dax_table_missing(table, page));
-		if (count)
+		if (count) {
+			plan->missing = min(plan->missing, page);
 			continue;
+		}
 		count = min(end, round_down(page, PT_ENTRIES) + PT_ENTRIES) - page;
 		error = dax_table_look_up_some(table, page, count, plan, only_missing);
 	}
@@ -587,6 +520,7 @@ static bool dax_table_conclude(struct dax_table *table, const struct dax_plan *p
 		table->stale_end = 0;
 		table->pages = plan->size;
 		table->reach = plan->size;
+		table->missing = min(table->missing, plan->missing);
 	}
 	spin_unlock(&table->lock);
 	filemap_invalidate_unlock_shared(table->mapping);
@@ -622,7 +556,7 @@ static int dax_table_attempt(struct dax_table *table, struct dax_plan *plan)
 	return error ? error : -EBUSY;
 }
 
-static int dax_table_refresh_by(struct dax_table *table, struct dax_plan *plan)
+static int dax_table_try(struct dax_table *table, struct dax_plan *plan)
 {
 	unsigned int attempt;
 	int error = -EBUSY;
@@ -635,22 +569,58 @@ static int dax_table_refresh_by(struct dax_table *table, struct dax_plan *plan)
 	return error;
 }
 
-int dax_table_refresh(struct dax_table *table)
+/* Whether a refresh would find nothing to do. Waits for another one that has begun. */
+static bool dax_table_is_complete(struct dax_table *table)
 {
-	struct dax_plan plan = {};
+	bool is_complete;
+
+	if (mutex_lock_killable(&table->building))
+		return false;
+	filemap_invalidate_lock_shared(table->mapping);
+	is_complete = dax_table_is_current(table, U64_MAX) && !READ_ONCE(table->misses);
+	filemap_invalidate_unlock_shared(table->mapping);
+	mutex_unlock(&table->building);
+	return is_complete;
+}
+
+/* Refreshes the table by a descriptor whose position may change. */
+static int dax_table_refresh_by(struct dax_table *table, struct file *file)
+{
+	struct dax_plan plan = { .file = file };
 	int error;
 
 	plan.frames = kmalloc_array(PT_ENTRIES, sizeof(*plan.frames), GFP_KERNEL_ACCOUNT);
 	if (!plan.frames)
 		return -ENOMEM;
-	error = dax_table_refresh_by(table, &plan);
+	error = dax_table_try(table, &plan);
 	kfree(plan.frames);
 	if (!error)
 		pt_mounts_unbar(&table->mounts);
 	return error;
 }
 
-int dax_table_make_durable(struct dax_table *table)
+/*
+ * To open the file may wait for other programs (leases, fanotify). So no lock is held, and the file
+ * is not opened for nothing.
+ */
+int dax_table_refresh(struct dax_table *table, const struct file *file)
+{
+	struct file *own;
+	int error;
+
+	if (dax_table_is_complete(table)) {
+		pt_mounts_unbar(&table->mounts);
+		return 0;
+	}
+	own = dentry_open(&file->f_path, O_RDONLY | O_LARGEFILE, file->f_cred);
+	if (IS_ERR(own))
+		return PTR_ERR(own);
+	error = dax_table_refresh_by(table, own);
+	fput(own);
+	return error;
+}
+
+int dax_table_make_durable(struct dax_table *table, const struct file *file)
 {
 	spin_lock(&table->lock);
 	if (!table->is_durable) {
@@ -658,7 +628,7 @@ int dax_table_make_durable(struct dax_table *table)
 		dax_mark_stale(table, 0, U64_MAX);
 	}
 	spin_unlock(&table->lock);
-	return dax_table_refresh(table);
+	return dax_table_refresh(table, file);
 }
 
 void dax_table_each_leaf(struct dax_table *table,

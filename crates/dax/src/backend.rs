@@ -6,6 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use rustix::io::Errno;
 
+use crate::error::Error;
 use crate::sys;
 
 /// The module's device.
@@ -85,6 +86,46 @@ fn device() -> Result<File, String> {
         ));
     }
     Ok(device)
+}
+
+/// All file tables in the kernel: those in use, and those that are kept for the next use of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tables {
+    /// All of them.
+    pub tables: u64,
+    /// Those that nothing uses.
+    pub kept: u64,
+    /// Bytes that these take.
+    pub kept_bytes: u64,
+    /// Bytes that they may take.
+    pub kept_most: u64,
+    /// How often a kept table was used again, since the module was loaded.
+    pub resumed: u64,
+    /// Kept tables that went because the kernel had their inodes cached no longer.
+    pub evicted: u64,
+    /// Kept tables that went because their memory was wanted back.
+    pub reclaimed: u64,
+}
+
+/// Counts the file tables in the kernel; `None` without the module, or with one that keeps none.
+///
+/// # Errors
+/// What the system said.
+pub fn tables() -> crate::Result<Option<Tables>> {
+    let Ok(device) = device() else { return Ok(None) };
+    let tables = match sys::tables(device.as_fd()) {
+        Err(Errno::NOTTY) => return Ok(None),
+        found => found.map_err(|errno| Error::of("counting file tables", errno))?,
+    };
+    Ok(Some(Tables {
+        tables: tables.tables,
+        kept: tables.kept,
+        kept_bytes: tables.kept_bytes,
+        kept_most: tables.kept_most,
+        resumed: tables.resumed,
+        evicted: tables.evicted,
+        reclaimed: tables.reclaimed,
+    }))
 }
 
 /// Opens a heap of ephemeral mappings. `Err`: a line that says why there is none.

@@ -65,7 +65,7 @@ mod mapping;
 mod persist;
 mod sys;
 
-pub use backend::{Backend, BackendChoice, Probe, probe};
+pub use backend::{Backend, BackendChoice, Probe, Tables, probe, tables};
 pub use error::{Error, Result};
 pub use file::{DaxFile, Durability, Options, Stat};
 pub use heap::{Ephemeral, Heap, HeapOptions, HeapStat};

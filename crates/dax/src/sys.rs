@@ -7,7 +7,7 @@ use std::ptr;
 use rustix::io::{Errno, Result};
 use rustix::ioctl::{self, NoArg, Opcode, Updater};
 use rustix::mm::{self, MapFlags, ProtFlags};
-use vellum_uapi::dax::{self, Attach, HEAP_WRITES, Heap, HeapStat, Open, Query, Stat};
+use vellum_uapi::dax::{self, Attach, HEAP_WRITES, Heap, HeapStat, Open, Query, Stat, Tables};
 
 use crate::PAGE_SIZE;
 
@@ -21,6 +21,17 @@ pub(crate) fn query(device: BorrowedFd<'_>) -> Result<Query> {
         ioctl::ioctl(device, command)?;
     }
     Ok(query)
+}
+
+/// All tables in the kernel.
+pub(crate) fn tables(device: BorrowedFd<'_>) -> Result<Tables> {
+    let mut tables = Tables { size: size_of::<Tables>() as u32, ..Tables::default() };
+    // SAFETY: the command's number has the structure's size in it, and the kernel fills it.
+    unsafe {
+        let command = Updater::<{ dax::TABLES as Opcode }, Tables>::new(&mut tables);
+        ioctl::ioctl(device, command)?;
+    }
+    Ok(tables)
 }
 
 /// Opens the table of a file.

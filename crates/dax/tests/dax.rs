@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use vellum_dax::{
     Access, Backend, BackendChoice, DaxFile, Durability, Errno, Error, Heap, HeapOptions, Options,
-    probe,
+    probe, tables,
 };
 
 /// Each backend with a folder for its files.
@@ -239,4 +239,24 @@ fn a_batch_has_bounds() {
         let error = Heap::new(&options).unwrap_err();
         assert!(matches!(error, Error::System { errno: Errno::INVAL, .. }), "{error}");
     }
+}
+
+#[test]
+fn tables_outlive_their_last_user() {
+    let Some(folder) = folder_for_tables() else {
+        // Where another folder has tables, the module counts those.
+        assert_eq!(tables().unwrap().is_some(), probe().backend == Backend::Table);
+        return;
+    };
+    let folder = TempDir::new_in(folder).unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, vec![7; 10_000]).unwrap();
+    let open = || DaxFile::open(&path, &only(Backend::Table)).unwrap();
+    let before = open().stat().unwrap();
+    let kept = tables().unwrap().unwrap();
+    assert!(kept.kept > 0 && kept.kept_bytes >= kept.kept * 4_096);
+    assert!(kept.kept_most >= kept.kept_bytes && kept.tables >= kept.kept);
+    assert_eq!(open().stat().unwrap(), before);
+    // Other tests may use kept tables at the same time.
+    assert!(tables().unwrap().unwrap().resumed > kept.resumed);
 }

@@ -24,7 +24,7 @@ pub struct Query {
     pub size: u32,
     /// Of the interface.
     pub version: u32,
-    /// [`HAS_HEAPS`].
+    /// [`HAS_HEAPS`] and so on.
     pub features: u64,
     /// The flags that [`OPEN`] knows.
     pub flags: u64,
@@ -75,6 +75,32 @@ pub struct Stat {
 
 /// A feature: there are heaps.
 pub const HAS_HEAPS: u64 = 1 << 0;
+/// A feature: tables outlive their last user.
+pub const KEEPS_TABLES: u64 = 1 << 1;
+
+/// `struct vellum_dax_tables`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Tables {
+    /// Bytes of this structure as the caller knows it.
+    pub size: u32,
+    /// 0.
+    pub reserved: u32,
+    /// All tables now.
+    pub tables: u64,
+    /// Those that nothing uses.
+    pub kept: u64,
+    /// Bytes of memory that these take.
+    pub kept_bytes: u64,
+    /// The bound for that.
+    pub kept_most: u64,
+    /// How often a kept table was used again, since the module was loaded.
+    pub resumed: u64,
+    /// Kept tables that have gone with their inodes.
+    pub evicted: u64,
+    /// Kept tables whose memory was wanted back.
+    pub reclaimed: u64,
+}
 
 /// `struct vellum_dax_heap`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -155,6 +181,8 @@ pub const DETACH: u32 = ioctl::none(b'D', 7);
 pub const REAP: u32 = ioctl::none(b'D', 8);
 /// What is in a heap; takes a [`HeapStat`]. On a heap.
 pub const HEAP_STAT: u32 = ioctl::read_write::<HeapStat>(b'D', 9);
+/// All tables in this kernel; takes a [`Tables`]. On the device.
+pub const TABLES: u32 = ioctl::read_write::<Tables>(b'D', 10);
 
 const _: () = {
     assert!(size_of::<Query>() == 24 && offset_of!(Query, flags) == 16);
@@ -163,4 +191,5 @@ const _: () = {
     assert!(size_of::<Heap>() == 16 && offset_of!(Heap, flags) == 8);
     assert!(size_of::<Attach>() == 32 && offset_of!(Attach, address) == 24);
     assert!(size_of::<HeapStat>() == 80 && offset_of!(HeapStat, served_faults) == 72);
+    assert!(size_of::<Tables>() == 64 && offset_of!(Tables, reclaimed) == 56);
 };

@@ -71,8 +71,8 @@ fn view_of_dax() -> View {
         &mut view,
         "VELLUM_DAX_",
         &named!(vellum_uapi::dax;
-            UNIT READ_UNIT MAX_EXTENT DURABLE NOSYNC HAS_HEAPS HEAP_WRITES MAX_BATCH
-            QUERY OPEN REFRESH STAT HEAP ATTACH DETACH REAP HEAP_STAT),
+            UNIT READ_UNIT MAX_EXTENT DURABLE NOSYNC HAS_HEAPS KEEPS_TABLES HEAP_WRITES MAX_BATCH
+            QUERY OPEN REFRESH STAT HEAP ATTACH DETACH REAP HEAP_STAT TABLES),
     );
     structure!(view, "vellum_dax_query", dax::Query, size version features flags);
     structure!(view, "vellum_dax_open", dax::Open, size file flags);
@@ -83,6 +83,8 @@ fn view_of_dax() -> View {
     structure!(view, "vellum_dax_heap_stat", dax::HeapStat,
         size batch regions taken attached served zombies attaches detaches flushes
         served_faults);
+    structure!(view, "vellum_dax_tables", dax::Tables,
+        size reserved tables kept kept_bytes kept_most resumed evicted reclaimed);
     view
 }
 

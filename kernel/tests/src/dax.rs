@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::io::Errno;
-use vellum_uapi::dax::{self, Attach, HEAP_WRITES, HeapStat, Open, Query, READ_UNIT, Stat};
+use vellum_uapi::dax::{self, Attach, HEAP_WRITES, HeapStat, Open, Query, READ_UNIT, Stat, Tables};
 
 use crate::persistent::{self, FOLDER};
 use crate::sys::{self, READ_WRITE, Request};
@@ -28,10 +28,20 @@ pub fn dax_turn() -> Option<Turn> {
     if !is_mounted_for_dax() {
         // Another test has put Morsels there.
         while persistent::unmount().is_ok() {}
-        run("/sbin/mke2fs", &["-q", "-F", "-t", "ext4", "-b", "4096", persistent::DEVICE]);
-        run("mount", &["-t", "ext4", "-o", "dax", persistent::DEVICE, FOLDER]);
+        format();
+        mount();
     }
     Some(turn)
+}
+
+/// Makes an ext4 on the persistent memory, which is not mounted.
+pub fn format() {
+    run("/sbin/mke2fs", &["-q", "-F", "-t", "ext4", "-b", "4096", persistent::DEVICE]);
+}
+
+/// Mounts it for DAX.
+pub fn mount() {
+    run("mount", &["-t", "ext4", "-o", "dax", persistent::DEVICE, FOLDER]);
 }
 
 fn is_mounted_for_dax() -> bool {
@@ -140,6 +150,40 @@ pub fn query() -> Query {
     let argument = (&raw mut query).expose_provenance() as u64;
     device_ioctl(dax::QUERY, argument).expect("QUERY");
     query
+}
+
+/// All tables in this kernel.
+pub fn tables() -> Tables {
+    let mut tables = Tables { size: size_of::<Tables>() as u32, ..Tables::default() };
+    let argument = (&raw mut tables).expose_provenance() as u64;
+    device_ioctl(dax::TABLES, argument).expect("TABLES");
+    tables
+}
+
+/// The memory that tables without a user may take; back at its former size when this is dropped.
+#[derive(Debug)]
+pub struct KeptBound(String);
+
+impl KeptBound {
+    const PARAMETER: &str = "/sys/module/vellum/parameters/dax_kept_kib";
+
+    /// So many KiB. From now on no more than that is kept.
+    pub fn kib(kib: u64) -> Self {
+        let before = fs::read_to_string(Self::PARAMETER).expect(Self::PARAMETER);
+        fs::write(Self::PARAMETER, kib.to_string()).expect(Self::PARAMETER);
+        Self(before)
+    }
+
+    /// No table outlives its last user.
+    pub fn none() -> Self {
+        Self::kib(0)
+    }
+}
+
+impl Drop for KeptBound {
+    fn drop(&mut self) {
+        fs::write(Self::PARAMETER, &self.0).expect(Self::PARAMETER);
+    }
 }
 
 /// A descriptor of a table.

@@ -50,6 +50,16 @@ impl Slow {
         Self { device: device.expect("the slow device"), folder }
     }
 
+    /// The requests that it got so far, answered or not.
+    pub fn requests(&self) -> u64 {
+        let name = self.device.file_name().unwrap_or_default();
+        let stat = Path::new("/sys/block").join(name).join("stat");
+        let stat = fs::read_to_string(stat).expect("its counts");
+        let counts: Vec<u64> = stat.split_whitespace().flat_map(str::parse).collect();
+        // Reads and writes that ended, and those in flight.
+        counts[0] + counts[4] + counts[8]
+    }
+
     /// Opens it for direct I/O.
     pub fn open(&self) -> File {
         let mut options = OpenOptions::new();

@@ -1,6 +1,7 @@
 //! Threads bound to processors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -61,8 +62,8 @@ impl Stop {
     }
 }
 
-/// How long a test waits for another thread.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a test waits for another thread. The host may be busy.
+const PATIENCE: Duration = Duration::from_secs(200);
 
 /// Waits until a condition holds that another thread brings about.
 #[track_caller]
@@ -74,17 +75,54 @@ pub fn wait_until(check: impl Fn() -> bool) {
     }
 }
 
-/// Whether races are to be short: `VELLUM_SHORT` is set.
-#[must_use]
-pub fn is_short() -> bool {
-    std::env::var_os("VELLUM_SHORT").is_some()
+/// A place where threads wait for each other, again and again. Unlike the standard library's, a
+/// thread that waits in vain, because another one has panicked, panics, too.
+#[derive(Debug)]
+pub struct Barrier {
+    threads: u64,
+    arrivals: Mutex<u64>,
+    all_came: Condvar,
 }
 
-/// How often something is repeated that does not end by time: so often, or a quarter of that where
+impl Barrier {
+    /// A place for so many threads.
+    pub fn new(threads: u64) -> Self {
+        Self { threads, arrivals: Mutex::new(0), all_came: Condvar::new() }
+    }
+
+    /// Waits until all threads wait.
+    #[track_caller]
+    pub fn wait(&self) {
+        let mut arrivals = self.arrivals.lock().expect("no thread panics under the lock");
+        *arrivals += 1;
+        let all = arrivals.next_multiple_of(self.threads);
+        if *arrivals == all {
+            self.all_came.notify_all();
+            return;
+        }
+        let waited = self.all_came.wait_timeout_while(arrivals, PATIENCE, |now| *now < all);
+        let (arrivals, outcome) = waited.expect("no thread panics under the lock");
+        drop(arrivals);
+        assert!(!outcome.timed_out(), "another thread does not come");
+    }
+}
+
+/// Races are to last one part in so many of their time: `VELLUM_SHORT`.
+///
+/// # Panics
+/// If that is set, and is no number from 1 on.
+#[must_use]
+pub fn race_part() -> u32 {
+    let Ok(part) = std::env::var("VELLUM_SHORT") else { return 1 };
+    let part = part.parse().ok().filter(|part| *part > 0);
+    part.expect("VELLUM_SHORT is a number from 1 on")
+}
+
+/// How often something is repeated that does not end by time: so often, or a part of that where
 /// `VELLUM_SHORT` is set.
 #[must_use]
 pub fn rounds(count: u32) -> u32 {
-    if is_short() { count.div_ceil(4) } else { count }
+    count.div_ceil(race_part())
 }
 
 /// Time that a test has for something that races.
@@ -92,15 +130,68 @@ pub fn rounds(count: u32) -> u32 {
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// So many milliseconds from now; a quarter of them where `VELLUM_SHORT` is set, but enough for
-    /// a few rounds.
+    /// So many milliseconds from now; a part of them where `VELLUM_SHORT` is set, but enough for a
+    /// few rounds.
     pub fn after_ms(time: u64) -> Self {
-        let time = if is_short() { time.min((time / 4).max(300)) } else { time };
+        let time = time.min((time / u64::from(race_part())).max(300));
         Self(Instant::now() + Duration::from_millis(time))
     }
 
     /// Whether the time is over.
     pub fn is_over(&self) -> bool {
         Instant::now() >= self.0
+    }
+
+    /// The numbers of rounds until the time is over: at least one round, however late the thread
+    /// begins.
+    pub fn rounds(self) -> impl Iterator<Item = u64> {
+        (0..).take_while(move |round| *round == 0 || !self.is_over())
+    }
+
+    /// The same until something holds as well, which other threads bring about. If they have
+    /// failed, it never will: then it ends in the end.
+    pub fn rounds_until(self, holds: impl Fn() -> bool) -> impl Iterator<Item = u64> {
+        let patience = Self(self.0 + PATIENCE);
+        let is_done = move || self.is_over() && (holds() || patience.is_over());
+        (0..).take_while(move |round| *round == 0 || !is_done())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn a_time_that_is_over_has_a_round() {
+        let over = Deadline(Instant::now());
+        assert_eq!(over.rounds().count(), 1);
+        assert_eq!(over.rounds_until(|| true).count(), 1);
+        let looks = Cell::new(0);
+        let is_third = || {
+            looks.set(looks.get() + 1);
+            looks.get() == 3
+        };
+        assert_eq!(over.rounds_until(is_third).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(Deadline::after_ms(3_600_000).rounds().take(5).count(), 5);
+    }
+
+    #[test]
+    fn threads_meet_at_a_barrier_again_and_again() {
+        let (barrier, arrived) = (Barrier::new(3), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for round in 1..=50 {
+                        arrived.fetch_add(1, Ordering::SeqCst);
+                        barrier.wait();
+                        assert_eq!(arrived.load(Ordering::SeqCst), 3 * round);
+                        barrier.wait();
+                    }
+                });
+            }
+        });
     }
 }

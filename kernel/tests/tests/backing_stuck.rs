@@ -12,6 +12,7 @@ use vellum_kernel_tests::backing::Backing;
 use vellum_kernel_tests::child::Child;
 use vellum_kernel_tests::counters::Memory;
 use vellum_kernel_tests::slow::Slow;
+use vellum_kernel_tests::threads::wait_until;
 use vellum_kernel_tests::uring::{Ring, read};
 use vellum_kernel_tests::{Morsel, PAGE, Plan, Surface, morsel_turn, sys, turn};
 use vellum_uapi::exmap;
@@ -21,24 +22,40 @@ const DELAY: Duration = Duration::from_secs(3);
 /// The time in which a killed process must end.
 const SOON: Duration = Duration::from_secs(2);
 
+/// How often a machine that stands still may spoil a time.
+const ATTEMPTS: u32 = 5;
+
 /// The device. It is created once, because the kernel reads from a new device.
-fn slow() -> File {
+fn device() -> &'static Slow {
     static SLOW: OnceLock<Slow> = OnceLock::new();
-    SLOW.get_or_init(|| Slow::new(DELAY)).open()
+    SLOW.get_or_init(|| Slow::new(DELAY))
+}
+
+fn slow() -> File {
+    device().open()
 }
 
 /// Kills a child that is stuck in `work`.
 #[track_caller]
-fn kill_in(what: &str, work: impl FnOnce()) {
-    let child = Child::start(|| {
-        work();
-        0
-    });
-    std::thread::sleep(Duration::from_millis(300));
-    let start = Instant::now();
-    child.kill();
-    let took = start.elapsed();
-    assert!(took < SOON, "{what}: gone after {took:?}");
+fn kill_in(what: &str, work: impl Fn()) {
+    let mut took = Duration::ZERO;
+    for _ in 0..ATTEMPTS {
+        let before = device().requests();
+        let child = Child::start(|| {
+            work();
+            0
+        });
+        wait_until(|| device().requests() > before);
+        // It does not wait for the first request alone.
+        std::thread::sleep(Duration::from_millis(100));
+        let start = Instant::now();
+        child.kill();
+        took = start.elapsed();
+        if took < SOON {
+            return;
+        }
+    }
+    panic!("{what}: gone after {took:?}");
 }
 
 #[test]
@@ -107,6 +124,13 @@ fn a_process_that_fills_a_morsel_can_be_killed() {
 #[test]
 fn another_exmap_does_not_wait() {
     let Some(_turn) = turn() else { return };
+    let mut times = std::iter::repeat_with(read_beside_stuck_ones).take(ATTEMPTS as usize);
+    // All that wait for the interface take as long as the device's answer.
+    assert!(times.any(|took| took < Duration::from_millis(900)));
+}
+
+/// Reads ten pages while hundreds of reads of another exmap wait. Returns the time.
+fn read_beside_stuck_ones() -> Duration {
     let (file, sound) = (slow(), Backing::direct(600));
     // A worker completes a read over pages of zeros.
     let plan = |pages, file| Plan::new(pages, 500).flags(exmap::READS_ZEROS).backing(file).make();
@@ -115,7 +139,7 @@ fn another_exmap_does_not_wait() {
     for page in 0..400 {
         ring.start(&read(&stuck.exmap, (stuck.mapping.page(page), PAGE), 0));
     }
-    std::thread::scope(|scope| {
+    let took = std::thread::scope(|scope| {
         std::thread::sleep(DELAY / 2);
         // This read has the interface when their data arrives.
         scope.spawn(|| stuck.read(0, &[(1000, 1)]));
@@ -125,9 +149,10 @@ fn another_exmap_does_not_wait() {
             let end = ring.run(&read(&other.exmap, (other.mapping.page(page), PAGE), 0));
             assert_eq!(end, PAGE as i32);
         }
-        assert!(start.elapsed() < Duration::from_millis(900), "{:?}", start.elapsed());
+        start.elapsed()
     });
     (0..10).for_each(|page| other.assert_stamped(page, page));
     assert!(ring.ends(400).iter().all(|(_, result)| *result == PAGE as i32));
     assert_eq!(stuck.stat().resident, 401);
+    took
 }

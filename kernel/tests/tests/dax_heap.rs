@@ -611,13 +611,15 @@ fn threads_share_a_heap() {
     let heap = Heap::for_reading(7);
     let mut random = Random::of_this_run();
     let seeds = [(); 4].map(|()| random.number());
-    let deadline = Deadline::after_ms(u64::from(rounds(3_000)));
+    let (deadline, stop) = (Deadline::after_ms(3_000), Stop::default());
     thread::scope(|scope| {
+        let _end = stop.at_end();
         for seed in &seeds[1..] {
-            scope.spawn(|| use_heap(&heap, &files, &deadline, Random::new(*seed)));
+            scope.spawn(|| use_heap(&heap, &files, &stop, Random::new(*seed)));
         }
         let (start, length) = (heap.mapping().start(), heap.mapping().length());
-        while !deadline.is_over() {
+        // On a busy machine the threads may hardly have run by then.
+        for _ in deadline.rounds_until(|| heap.stat().attaches > 100) {
             sys::madvise(start, length, libc::MADV_DONTNEED).unwrap();
             fs::write("/proc/self/clear_refs", "4").unwrap();
             thread::sleep(std::time::Duration::from_millis(1));
@@ -631,8 +633,8 @@ fn threads_share_a_heap() {
     assert_no_file_tables();
 }
 
-fn use_heap(heap: &Heap, files: &[DaxFile], deadline: &Deadline, mut random: Random) {
-    while !deadline.is_over() {
+fn use_heap(heap: &Heap, files: &[DaxFile], stop: &Stop, mut random: Random) {
+    while !stop.is_said() {
         let number = random.below(files.len() as u64);
         let pages = 3 + number * SLOT;
         let first = random.below(pages);
@@ -704,7 +706,7 @@ fn what_was_detached_is_flushed_before_a_block_is_another_file_s() {
 fn a_heap_may_be_synced_while_it_is_mapped() {
     let Some(_turn) = dax_turn() else { return };
     let (descriptor, stop) = (AtomicI32::new(-1), Stop::default());
-    let deadline = Deadline::after_ms(u64::from(rounds(3_000)));
+    let deadline = Deadline::after_ms(3_000);
     thread::scope(|scope| {
         let _end = stop.at_end();
         scope.spawn(|| {
@@ -713,7 +715,7 @@ fn a_heap_may_be_synced_while_it_is_mapped() {
                 unsafe { libc::fsync(descriptor.load(Ordering::Relaxed)) };
             }
         });
-        while !deadline.is_over() {
+        for _ in deadline.rounds() {
             let heap = Heap::open(0, 0).unwrap();
             descriptor.store(heap.as_raw_fd(), Ordering::Relaxed);
             let mapping = Mapping::new(Heap::request(&heap, 1, libc::PROT_READ)).unwrap();

@@ -16,7 +16,9 @@ use vellum_kernel_tests::counters::assert_file_tables_are_sound;
 use vellum_kernel_tests::dax::{self, DaxFile};
 use vellum_kernel_tests::sys::{self, READ_WRITE, Request};
 use vellum_kernel_tests::{Errno, Mapping, PAGE, Table, dax_turn};
-use vellum_uapi::dax::{DURABLE, HAS_HEAPS, MAX_EXTENT, NOSYNC, Open, READ_UNIT, REFRESH, UNIT};
+use vellum_uapi::dax::{
+    DURABLE, HAS_HEAPS, KEEPS_TABLES, MAX_EXTENT, NOSYNC, Open, READ_UNIT, REFRESH, UNIT,
+};
 
 const PAGES: u64 = 700;
 
@@ -61,7 +63,8 @@ fn files_that_can_have_no_table_are_refused() {
     assert_eq!(table.ioctl(vellum_uapi::dax::OPEN, 0), Err(Errno::NOTTY));
     assert_eq!(table.ioctl(vellum_uapi::dax::STAT, 8), Err(Errno::FAULT));
     let query = dax::query();
-    assert_eq!((query.version, query.features, query.flags), (1, HAS_HEAPS, DURABLE | NOSYNC));
+    assert_eq!((query.version, query.features), (1, HAS_HEAPS | KEEPS_TABLES));
+    assert_eq!(query.flags, DURABLE | NOSYNC);
 }
 
 #[test]

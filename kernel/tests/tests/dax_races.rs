@@ -5,17 +5,16 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, fallocate};
 use vellum_kernel_tests::counters::assert_file_tables_are_sound;
-use vellum_kernel_tests::dax::{DaxFile, Heap};
+use vellum_kernel_tests::dax::{DaxFile, Heap, KeptBound};
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::sys::{self, READ_WRITE};
-use vellum_kernel_tests::threads::{Deadline, Stop, rounds};
+use vellum_kernel_tests::threads::{Barrier, Deadline, Stop, rounds};
 use vellum_kernel_tests::{Mapping, PAGE, Table, access, dax_turn};
 use vellum_uapi::dax::{DURABLE, MAX_EXTENT, READ_UNIT, UNIT};
 
@@ -97,9 +96,9 @@ fn check(file: &DaxFile, mark: u64) {
     }
 }
 
-/// Maps the file, uses the mapping for a while, and so on, until all stop.
-fn use_mappings(table: &Table, stop: &Stop, mut random: Random) -> u64 {
-    let mut seen = 0;
+/// Maps the file, uses the mapping for a while, and so on, until all stop. Counts the pages of the
+/// file that it has seen.
+fn use_mappings(table: &Table, stop: &Stop, mut random: Random, seen: &AtomicU64) {
     while !stop.is_said() {
         let mapping = match random.below(3) {
             0 => table.mapped_for_reading(PAGES),
@@ -107,10 +106,10 @@ fn use_mappings(table: &Table, stop: &Stop, mut random: Random) -> u64 {
             _ => table.mapped(PAGES),
         };
         for _ in 0..random.below(300) {
-            seen += u64::from(use_once(table, &mapping, &mut random));
+            let has_seen = use_once(table, &mapping, &mut random);
+            seen.fetch_add(has_seen.into(), Ordering::Relaxed);
         }
     }
-    seen
 }
 
 fn use_once(table: &Table, mapping: &Mapping, random: &mut Random) -> bool {
@@ -136,9 +135,9 @@ fn use_once(table: &Table, mapping: &Mapping, random: &mut Random) -> bool {
 }
 
 /// Attaches parts of a file to a heap, uses them, also after they were detached, and so on, until
-/// all stop. A CPU may have what was detached; it never has another file's blocks.
-fn use_heap(file: &DaxFile, heap: &Heap, stop: &Stop, mut random: Random) -> u64 {
-    let mut seen = 0;
+/// all stop. A CPU may have what was detached; it never has another file's blocks. Counts the pages
+/// of the file that it has seen.
+fn use_heap(file: &DaxFile, heap: &Heap, stop: &Stop, mut random: Random, seen: &AtomicU64) {
     let mut attached = Vec::new();
     while !stop.is_said() {
         let (page, count) = (random.below(PAGES), 1 + random.below(PAGES));
@@ -154,7 +153,7 @@ fn use_heap(file: &DaxFile, heap: &Heap, stop: &Stop, mut random: Random) -> u64
                 0..12 => match access::load_page(address) {
                     Ok(words) => {
                         assert_marked(&words, OURS, "an attachment");
-                        seen += u64::from(words[0] != 0);
+                        seen.fetch_add((words[0] != 0).into(), Ordering::Relaxed);
                     }
                     Err(fault) => assert!(fault.signal == libc::SIGBUS || !is_there),
                 },
@@ -172,7 +171,6 @@ fn use_heap(file: &DaxFile, heap: &Heap, stop: &Stop, mut random: Random) -> u64
             false => drop(attached.swap_remove(at)),
         }
     }
-    seen
 }
 
 /// The file may change faster than its table.
@@ -199,15 +197,11 @@ fn no_mapping_leads_to_another_file_s_blocks() {
         scope.spawn(|| change(&other, OTHERS, &stop, numbers(2)));
         for (thread, table) in [(3, &plain), (4, &durable)] {
             let (stop, seen, numbers) = (&stop, &seen, numbers(thread));
-            scope.spawn(move || {
-                seen.fetch_add(use_mappings(table, stop, numbers), Ordering::Relaxed);
-            });
+            scope.spawn(move || use_mappings(table, stop, numbers, seen));
         }
         let (file, heap, stop, seen) = (&file, &heap, &stop, &seen);
-        scope.spawn(move || {
-            seen.fetch_add(use_heap(file, heap, stop, numbers(5)), Ordering::Relaxed);
-        });
-        while !deadline.is_over() {
+        scope.spawn(move || use_heap(file, heap, stop, numbers(5), seen));
+        for _ in deadline.rounds_until(|| seen.load(Ordering::Relaxed) > 0) {
             check(&other, OTHERS);
             assert_file_tables_are_sound();
         }
@@ -329,8 +323,10 @@ fn tables_come_and_go_while_files_change() {
                 file.file().write_all_at(&page_of(OURS | 2), page).unwrap();
             }
         });
-        while !deadline.is_over() {
+        for _ in deadline.rounds() {
             fs::read_to_string("/sys/kernel/debug/vellum/file-tables").unwrap();
+            // Those without a user go, too.
+            drop(KeptBound::none());
         }
     });
 }
@@ -369,7 +365,7 @@ fn what_the_file_system_maps_stays_with_the_process() {
                     access::load(mapping.page(0)).unwrap();
                 }
             });
-            let steps = (1..499).take_while(|_| !deadline.is_over());
+            let steps = deadline.rounds().map(|round| round + 1).take_while(|step| *step < 499);
             let store = |step| access::store_page(mapping.page(place(step)), OURS | step).unwrap();
             steps.inspect(|step| store(*step)).count() as u64
         });
@@ -407,7 +403,7 @@ fn a_walk_finds_a_table_where_it_has_seen_one() {
                 unsafe { libc::mincore(second, PAGE, state.as_mut_ptr()) };
             }
         });
-        while !deadline.is_over() {
+        for _ in deadline.rounds() {
             sys::madvise(mapping.start(), PAGE, libc::MADV_DONTNEED).unwrap();
             access::load(mapping.page(0)).unwrap();
         }
@@ -419,6 +415,7 @@ fn a_walk_finds_a_table_where_it_has_seen_one() {
 #[test]
 fn a_tree_grows_while_it_is_checked() {
     let Some(_turn) = dax_turn() else { return };
+    let _bound = KeptBound::none();
     let file = DaxFile::stamped("checked", 4, 7);
     let (stop, deadline) = (Stop::default(), Deadline::after_ms(2_000));
     thread::scope(|scope| {
@@ -428,7 +425,7 @@ fn a_tree_grows_while_it_is_checked() {
                 assert_file_tables_are_sound();
             }
         });
-        while !deadline.is_over() {
+        for _ in deadline.rounds() {
             let table = file.table();
             let mapping = Mapping::new(table.request(MAX_EXTENT, libc::PROT_READ)).unwrap();
             assert_eq!((table.stat().order, table.stat().leaves), (3, 4));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, fallocate};
 use vellum_kernel_tests::access::{self, Fault};
 use vellum_kernel_tests::counters::{Memory, assert_file_tables_are_sound};
-use vellum_kernel_tests::dax::DaxFile;
+use vellum_kernel_tests::dax::{DaxFile, KeptBound};
 use vellum_kernel_tests::sys::{READ_WRITE, Request};
 use vellum_kernel_tests::{Errno, Mapping, PAGE, TABLE_PAGES, Table, dax_turn, sys};
 use vellum_uapi::dax::{MAX_EXTENT, READ_UNIT};
@@ -363,6 +363,7 @@ fn processes_share_the_tables() {
 #[test]
 fn tables_and_their_memory_are_given_back() {
     let Some(_turn) = dax_turn() else { return };
+    let _bound = KeptBound::none();
     let file = DaxFile::stamped("memory", 4_000, 7);
     drop(file.table().mapped(4_000));
     let before = Memory::now();

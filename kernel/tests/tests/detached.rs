@@ -146,7 +146,7 @@ fn the_first_access_attaches_it() {
                 }
             });
         }
-        while !deadline.is_over() {
+        for _ in deadline.rounds() {
             clear_refs();
         }
     });

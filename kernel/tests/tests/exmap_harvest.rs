@@ -3,13 +3,13 @@
 
 use std::io::{Read as _, Write as _, pipe};
 use std::os::fd::AsFd as _;
-use std::sync::Barrier;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use vellum_kernel_tests::backing::Backing;
 use vellum_kernel_tests::child::{Child, in_child};
+use vellum_kernel_tests::threads::Barrier;
 use vellum_kernel_tests::{PAGE, Plan, Surface, access, sys, turn_with};
 use vellum_uapi::exmap::{self, Harvest, Move};
 

@@ -3,14 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use vellum_kernel_tests::backing::Backing;
 use vellum_kernel_tests::counters::assert_exmaps_are_sound;
 use vellum_kernel_tests::random::Random;
-use vellum_kernel_tests::threads::{Deadline, Stop};
+use vellum_kernel_tests::threads::{Barrier, Deadline, Stop};
 use vellum_kernel_tests::{Plan, Surface, TABLE_PAGES, access, turn_with};
 use vellum_uapi::exmap::{self, Entry};
 
@@ -27,7 +26,8 @@ const SHAPES: [u64; 2] = [8 * HUGE + 30, HUGE * HUGE];
 /// Stores to pages, and loads from them, until a flag stops it. The pages must always be present.
 fn use_pages(surface: &Surface, pages: &[u64], stop: &Stop) -> u64 {
     let mut rounds = 0;
-    while !stop.is_said() {
+    // At least once, however late the thread runs.
+    while rounds == 0 || !stop.is_said() {
         for page in pages {
             assert_eq!(surface.store(*page, rounds as u8), Ok(()), "page {page}");
             assert_eq!(surface.load(*page), Ok(rounds as u8), "page {page}");
@@ -48,7 +48,7 @@ fn huge_pages_are_split_while_threads_use_them() {
         let surface = Plan::new(pages, 64).blocks(1).interfaces(2).make();
         let (first, deadline) = (pages / HUGE * HUGE - HUGE, Deadline::after_ms(3000));
         let (mut rounds, mut accesses) = (0, 0);
-        while !deadline.is_over() {
+        for _ in deadline.rounds() {
             assert_eq!(surface.alloc(0, &[(first, HUGE)]), [(0, ALL)]);
             assert_eq!(surface.stat().huge, 1);
             let stop = Stop::default();
@@ -92,7 +92,7 @@ fn several_threads_split_huge_pages() {
     let surface = Plan::new(SPLITS * HUGE, 64).blocks(SPLITS as u32).interfaces(3).make();
     let all: Vec<(u64, u64)> = (0..SPLITS).map(|n| (n * HUGE, HUGE)).collect();
     let (deadline, mut rounds) = (Deadline::after_ms(6000), 0);
-    while !deadline.is_over() {
+    for _ in deadline.rounds() {
         surface.alloc(0, &all);
         assert_eq!(surface.stat().huge, SPLITS);
         let start = Barrier::new(3);
@@ -127,7 +127,7 @@ fn huge_pages_have_one_owner() {
                 let (surface, had) = (&surface, &had);
                 let mut random = Random::new(interface as u64 + 1);
                 scope.spawn(move || {
-                    while !deadline.is_over() {
+                    for _ in deadline.rounds() {
                         let first = random.below(4) * HUGE;
                         let [(0, count)] = surface.alloc(interface, &[(first, HUGE)])[..] else {
                             panic!("an error");
@@ -169,7 +169,7 @@ fn huge_pages_and_others_may_be_mixed() {
                 let surface = &surface;
                 let mut random = Random::new(100 + interface as u64);
                 scope.spawn(move || {
-                    while !deadline.is_over() {
+                    for _ in deadline.rounds() {
                         let ranges: Vec<(u64, u64)> = (0..1 + random.below(6))
                             .map(|_| match random.below(3) {
                                 0 => (random.below(8) * HUGE, HUGE),
@@ -196,7 +196,7 @@ fn huge_pages_and_others_may_be_mixed() {
             });
             let _at_end = stop.at_end();
             let mut random = Random::new(9);
-            while !deadline.is_over() {
+            for _ in deadline.rounds() {
                 let size = size_of::<exmap::Move>() as u32;
                 let (from, to) = (random.below(4) * HUGE + 9, (4 + random.below(4)) * HUGE);
                 let count = 1 + random.below(300);
@@ -237,7 +237,7 @@ fn huge_pages_may_come_and_go_while_the_surface_does() {
                 let (exmap, commands) = (&exmap, &commands);
                 let mut random = Random::new(vector.interface().into());
                 scope.spawn(move || {
-                    while !deadline.is_over() {
+                    for _ in deadline.rounds() {
                         for index in 0..8 {
                             let first = random.below(4) * HUGE;
                             let part =
@@ -254,7 +254,7 @@ fn huge_pages_may_come_and_go_while_the_surface_does() {
                 });
             }
             let mut random = Random::new(7);
-            while !deadline.is_over() {
+            for _ in deadline.rounds() {
                 match exmap.map(pages) {
                     Ok(mapping) => {
                         for round in 0..random.below(40) {
@@ -304,7 +304,7 @@ fn huge_pages_are_held_while_they_are_written() {
             });
         }
         let _at_end = stop.at_end();
-        while !deadline.is_over() {
+        for _ in deadline.rounds() {
             let (error, _) = surface.alloc(0, &[(0, HUGE)])[0];
             assert_eq!(error, 0);
             std::thread::yield_now();

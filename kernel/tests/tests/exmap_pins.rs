@@ -183,9 +183,15 @@ fn a_page_that_is_unpinned_soon_is_freed() {
     // If many pages stay pinned, the module waits only for the first.
     surface.alloc(0, &[(5, 1)]);
     assert_eq!(hold(&writer, surface.mapping.page(5)), Ok(PAGE as u64));
-    let time = Instant::now();
-    assert_eq!(surface.free(0, &[(5, 1); 512]), [(-libc::EBUSY, 0); 512]);
-    assert!(time.elapsed() < Duration::from_millis(250), "{:?}", time.elapsed());
+    let all = || {
+        let time = Instant::now();
+        assert_eq!(surface.free(0, &[(5, 1); 512]), [(-libc::EBUSY, 0); 512]);
+        time.elapsed()
+    };
+    // The thread may lose its processor for as long as the module may wait for all, but not each
+    // time.
+    let least = (0..100).map(|_| all()).find(|time| *time < 512 * SOON);
+    assert!(least.is_some(), "the module waits for each page");
     let_go(&mut reader);
 }
 

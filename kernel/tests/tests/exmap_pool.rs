@@ -1,9 +1,7 @@
 //! The pool: when it is empty, which thread gets a page, and how frames move between interfaces.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Barrier;
-
-use vellum_kernel_tests::threads::Deadline;
+use vellum_kernel_tests::threads::{Barrier, Deadline};
 use vellum_kernel_tests::{Plan, knows, turn};
 use vellum_uapi::exmap;
 
@@ -118,7 +116,7 @@ fn every_thread_finds_a_free_frame() {
                 let surface = &surface;
                 scope.spawn(move || {
                     let mut page = interface as u64;
-                    while !deadline.is_over() {
+                    for _ in deadline.rounds() {
                         let placed = surface.alloc(interface, &[(page, 1)]);
                         assert_eq!(placed, [(0, 1)], "flags {flags:#x}");
                         assert_eq!(surface.free(interface, &[(page, 1)]), [(0, 1)]);

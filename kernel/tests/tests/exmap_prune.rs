@@ -147,6 +147,10 @@ fn reads_of_zeros_are_bounded() {
     });
 }
 
+/// Rounds of the following test, of 16 tables each: several times the tables that its user may
+/// have.
+const ENOUGH: u64 = 200;
+
 fn harvest(surface: &Surface, page: u64, count: u64) {
     let size = size_of::<Harvest>() as u32;
     let request = Harvest { size, flags: 0, page, count, accessed: 0, written: 0 };
@@ -175,7 +179,11 @@ fn no_page_is_lost_while_tables_are_freed() {
                         let _at_end = stop.at_end();
                         let mut random = Random::new(interface as u64 + 1);
                         let deadline = Deadline::after_ms(5000);
-                        while !deadline.is_over() && !stop.is_said() {
+                        let is_enough = || rounds.load(Ordering::Relaxed) >= ENOUGH;
+                        for _ in deadline.rounds_until(is_enough) {
+                            if stop.is_said() {
+                                break;
+                            }
                             // The first thread uses even tables, the second one odd tables.
                             let mut pages = Vec::new();
                             while pages.len() < 16 {

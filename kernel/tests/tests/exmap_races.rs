@@ -116,7 +116,7 @@ fn come_and_go(surface: &Surface, first: u64) {
     let deadline = Deadline::after_ms(1500);
     let pages: Vec<(u64, u64)> = (first..first + FEW).map(|page| (page, 1)).collect();
     let (all, mut rounds) = (vec![(0, 1); pages.len()], 0);
-    while !deadline.is_over() {
+    for _ in deadline.rounds() {
         assert!(surface.alloc(0, &pages) == all, "a page was present in round {rounds}");
         assert!(surface.free(0, &pages) == all, "a page was absent in round {rounds}");
         rounds += 1;
@@ -143,7 +143,7 @@ fn a_surface_may_be_unmapped_while_it_is_used() {
             let (exmap, commands) = (&exmap, &commands);
             let mut random = Random::new(vector.interface().into());
             scope.spawn(move || {
-                while !deadline.is_over() {
+                for _ in deadline.rounds() {
                     for index in 0..64 {
                         vector.set(index, Entry::new(random.below(3000), 1 + random.below(8)));
                     }
@@ -156,7 +156,7 @@ fn a_surface_may_be_unmapped_while_it_is_used() {
             });
         }
         let mut random = Random::new(7);
-        while !deadline.is_over() {
+        for _ in deadline.rounds() {
             match exmap.map(3000) {
                 Ok(mapping) => {
                     for _ in 0..random.below(40) {
@@ -179,7 +179,7 @@ fn a_surface_may_be_unmapped_while_it_is_used() {
 
 /// Maps the surface and unmaps it again, as often as another process leaves it free.
 fn map_and_unmap(exmap: &Exmap, deadline: Deadline) {
-    while !deadline.is_over() {
+    for _ in deadline.rounds() {
         match exmap.map(PAGES) {
             Ok(mapping) => mapping.unmap().unwrap(),
             Err(error) => assert!([Errno::BUSY, Errno::NODEV].contains(&error), "{error}"),
@@ -252,7 +252,7 @@ fn a_process_may_fork_and_map_while_pages_come_and_go() {
             }
         });
         let _at_end = stop.at_end();
-        while !deadline.is_over() {
+        for _ in deadline.rounds() {
             let child = Child::start(|| i32::from(surface.load(0).is_ok()));
             assert_eq!(child.wait(), End::Status(0), "a child has the surface");
         }
@@ -270,7 +270,7 @@ fn exmaps_may_come_and_go_in_parallel() {
         for index in 0..3 {
             let rounds = &rounds;
             scope.spawn(move || {
-                while !deadline.is_over() {
+                for _ in deadline.rounds() {
                     let surface = Plan::new(600 + index as u64, 64).make();
                     surface.alloc(0, &[(0, 5), (590, 10)]);
                     surface.stamp(599, index as u64);

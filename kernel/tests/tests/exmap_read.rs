@@ -12,7 +12,7 @@ use vellum_kernel_tests::backing::Backing;
 use vellum_kernel_tests::child::Child;
 use vellum_kernel_tests::counters::Memory;
 use vellum_kernel_tests::exmap::plan;
-use vellum_kernel_tests::threads::Stop;
+use vellum_kernel_tests::threads::{Barrier, Stop};
 use vellum_kernel_tests::{Exmap, PAGE, Plan, access, sys, turn_for};
 use vellum_uapi::exmap::{self, Create};
 
@@ -226,7 +226,7 @@ fn threads_may_read_the_same_pages() {
     for backing in Backing::all(600) {
         let surface = Plan::new(600, 4000).interfaces(2).backing(&backing.file).make();
         for round in 0..40 {
-            let start = std::sync::Barrier::new(2);
+            let start = Barrier::new(2);
             let read = |interface| {
                 start.wait();
                 let ranges: Vec<(u64, u64)> = (0..100).map(|index| (index * 2, 2)).collect();

@@ -2,12 +2,12 @@
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::AsFd as _;
-use std::sync::Barrier;
 
 use rustix::io::Errno;
 use vellum_kernel_tests::access::{self, kernel_load, kernel_store};
 use vellum_kernel_tests::exmap::plan;
 use vellum_kernel_tests::sys::{self, Request};
+use vellum_kernel_tests::threads::Barrier;
 use vellum_kernel_tests::{Exmap, Mapping, PAGE, Plan, TABLE_PAGES, turn};
 use vellum_uapi::exmap;
 

@@ -182,7 +182,7 @@ fn a_vector_may_change_while_it_is_read() {
         });
         let _at_end = stop.at_end();
         let deadline = Deadline::after_ms(4000);
-        while !deadline.is_over() {
+        for _ in deadline.rounds() {
             let command = random.pick(&[exmap::ALLOC, exmap::FREE]);
             let failed = vector.run(&surface.exmap, command, 512).unwrap();
             assert!(failed <= 512);

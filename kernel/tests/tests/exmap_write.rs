@@ -145,7 +145,7 @@ fn anything(surface: &Surface, interface: usize, mut random: Random) {
     let deadline = Deadline::after_ms(700);
     let commands = [exmap::ALLOC, exmap::FREE, exmap::READ, exmap::WRITE];
     let allowed = [0, -libc::ENOMEM, -libc::EBUSY, -libc::ENOENT];
-    while !deadline.is_over() {
+    for _ in deadline.rounds() {
         let ranges: Vec<(u64, u64)> = (0..1 + random.below(30))
             .map(|_| (450 + random.below(120), 1 + random.below(6)))
             .collect();

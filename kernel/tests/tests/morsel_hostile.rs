@@ -274,7 +274,7 @@ fn hostile(random: Random, prepare: impl FnOnce()) -> u64 {
         prepare();
         let deadline = Deadline::after_ms(8000);
         let mut calls = 0_u64;
-        while !deadline.is_over() {
+        for _ in deadline.rounds() {
             caller.call();
             calls += 1;
         }

@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use vellum_kernel_tests::counters::assert_morsels_are_sound;
 use vellum_kernel_tests::machine::{Machine, Starter};
 use vellum_kernel_tests::morsel::{kinds, plan, stamped};
 use vellum_kernel_tests::random::Random;
-use vellum_kernel_tests::threads::{Deadline, Place, Stop, processors, stay_on};
+use vellum_kernel_tests::threads::{Barrier, Deadline, Place, Stop, processors, stay_on};
 use vellum_kernel_tests::{Errno, Mapping, Morsel, PAGE, access, morsel_turn, persistent, sys};
 use vellum_uapi::morsel::{HUGE, PINNABLE, SEAL_CONTENT};
 

@@ -400,7 +400,7 @@ fn bytes_of_other_users_are_never_seen() {
         let watchers = [watch(libc::PROT_READ), watch(sys::READ_WRITE)];
         let deadline = vellum_kernel_tests::threads::Deadline::after_ms(400);
         let (mine, others) = (vec![MINE; length as usize], vec![OTHERS; 8 * HUGE as usize]);
-        while !deadline.is_over() {
+        for _ in deadline.rounds() {
             morsel.file().write_all_at(&mine, 0).unwrap();
             morsel.punch(0, length).unwrap();
             other.file().write_all_at(&others, 0).unwrap();

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::io::{Read as _, Write as _, pipe};
-use std::sync::Barrier;
 
 use vellum_kernel_tests::access::{self, Fault};
 use vellum_kernel_tests::child::{Child, End};
@@ -11,7 +10,7 @@ use vellum_kernel_tests::counters::{Memory, assert_morsels_are_sound};
 use vellum_kernel_tests::morsel::{highest_order, kinds, plan};
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::sys::{self, Request};
-use vellum_kernel_tests::threads::{Deadline, Place, Stop, rounds, stay_on, wait_until};
+use vellum_kernel_tests::threads::{Barrier, Deadline, Place, Stop, rounds, stay_on, wait_until};
 use vellum_kernel_tests::{Errno, Mapping, Morsel, Mounted, PAGE, morsel_turn};
 use vellum_uapi::morsel::{self, extent};
 
@@ -140,7 +139,7 @@ fn processes_do_everything_at_once() {
             Child::start(|| {
                 let mut actor = Actor::new(&morsel, seed ^ number);
                 let deadline = Deadline::after_ms(350);
-                while !deadline.is_over() {
+                for _ in deadline.rounds() {
                     (0..20).for_each(|_| actor.act());
                     check(access::load(inherited.start() + 99), 0);
                     if number == 0 {
@@ -180,7 +179,7 @@ fn threads_do_everything_at_once() {
                 let (morsel, seed) = (&morsel, random.number());
                 scope.spawn(move || {
                     let mut actor = Actor::new(morsel, seed);
-                    while !deadline.is_over() {
+                    for _ in deadline.rounds() {
                         actor.act();
                     }
                 });
@@ -260,7 +259,7 @@ fn no_process_keeps_a_page_for_long() {
             stay_on(1);
             let mapping = morsel.mapped();
             let deadline = Deadline::after_ms(700);
-            while !deadline.is_over() {
+            for _ in deadline.rounds() {
                 access::store(mapping.start(), 5).unwrap();
                 let is_gone = |_| {
                     let mut byte = [0];
@@ -425,7 +424,7 @@ fn addresses_change_during_accesses() {
             let _at_end = stop.at_end();
             let deadline = Deadline::after_ms(350);
             let (address, length) = (place.start(), place.length());
-            while !deadline.is_over() {
+            for _ in deadline.rounds() {
                 for morsel in [&two, &one] {
                     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
                     sys::mmap(Request { address, flags, ..morsel.request(3) }).unwrap();

@@ -283,7 +283,7 @@ fn no_fault_undoes_mprotect() {
             let _at_end = stop.at_end();
             (0..3).for_each(|_| drop(scope.spawn(load)));
             let deadline = Deadline::after_ms(1000);
-            while !deadline.is_over() {
+            for _ in deadline.rounds() {
                 morsel.punch(0, 2 << 20).unwrap();
                 sys::mprotect(start, length, sys::READ_WRITE).unwrap();
                 std::thread::yield_now();

@@ -57,11 +57,15 @@ struct vellum_dax_query {
 
 /* There are heaps, for ephemeral mappings. */
 #define VELLUM_DAX_HAS_HEAPS		(1ULL << 0)
+/* Tables outlive their last user; there is TABLES. */
+#define VELLUM_DAX_KEEPS_TABLES		(1ULL << 1)
 
 /*
- * Opens the table of a file, and makes it if no process has it open. Returns a descriptor with the
- * file descriptor's rights to read and write. The table lives as long as a descriptor, a mapping or
- * an attachment of it.
+ * Opens the table of a file, and makes it if there is none. Returns a descriptor with the file
+ * descriptor's rights to read and write. The table is in use as long as there is a descriptor, a
+ * mapping or an attachment of it. Then it is kept for the next use, as long as the kernel has the
+ * file's inode cached and does not need the memory. A kept table does not keep the file: its blocks
+ * are free once its last link has gone, and its file system can be unmounted.
  *
  * Errors: EBADF there is no such descriptor, or it is not for reading; EOPNOTSUPP the file is no
  * regular file on a file system that was mounted for DAX, with blocks of 4 KiB; EACCES the file is
@@ -106,6 +110,19 @@ struct vellum_dax_stat {
 	__u64 barred;		/* of these, those that the file system serves */
 	__u64 stale;		/* 1: the table has to be refreshed before it is mapped again */
 	__u64 attachments;	/* to heaps of all processes, with those that wait for a flush */
+};
+
+/* All tables in this kernel, and how often things happened. In: size. Out: all fields. */
+struct vellum_dax_tables {
+	__u32 size;		/* of this structure */
+	__u32 reserved;		/* 0 */
+	__u64 tables;		/* now, with those that are kept */
+	__u64 kept;		/* that nothing uses */
+	__u64 kept_bytes;	/* of memory that these take */
+	__u64 kept_most;	/* the bound: parameter dax_kept_kib of the module */
+	__u64 resumed;		/* kept tables that were used again, since the module was loaded */
+	__u64 evicted;		/* that have gone with their inodes */
+	__u64 reclaimed;	/* that have gone because of the bound, or as memory was short */
 };
 
 /*
@@ -206,5 +223,6 @@ struct vellum_dax_heap_stat {
 #define VELLUM_DAX_DETACH	_IO('D', 7)
 #define VELLUM_DAX_REAP		_IO('D', 8)
 #define VELLUM_DAX_HEAP_STAT	_IOWR('D', 9, struct vellum_dax_heap_stat)
+#define VELLUM_DAX_TABLES	_IOWR('D', 10, struct vellum_dax_tables)
 
 #endif /* _UAPI_VELLUM_DAX_H */

@@ -35,7 +35,7 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    /// For `VELLUM_SECONDS`, or else for so many, or a quarter of them where `VELLUM_SHORT` is set,
+    /// For `VELLUM_SECONDS`, or else for so many, or a part of them where `VELLUM_SHORT` is set,
     /// from `VELLUM_SEED`, or else from the clock.
     pub(super) fn new(seconds: u64) -> Self {
         let given = variable("VELLUM_SECONDS");

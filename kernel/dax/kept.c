@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * All file tables: finding a file's, and keeping those that have no user. dax.h says why that is
+ * safe.
+ *
+ * A kept table stays as long as its inode is cached, unless its memory is wanted back: kept tables
+ * take no more than a bound, and a shrinker frees those first that were used last the longest ago.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/hashtable.h>
+#include <linux/mm.h>
+#include <linux/moduleparam.h>
+#include <linux/rculist.h>
+#include <linux/shrinker.h>
+#include <linux/slab.h>
+
+#include "dax/dax.h"
+
+/* Kept tables may take this part of memory, unless the parameter says otherwise. */
+#define DAX_KEPT_PART	64
+
+/* The struct of a table takes as much as a page table, at most. */
+#define DAX_KEPT_STRUCT	1
+
+struct workqueue_struct *dax_work;
+
+static DEFINE_SPINLOCK(dax_tables_lock);	/* protects all below */
+/* By the file's mapping. Read under RCU, too. */
+static DEFINE_HASHTABLE(dax_tables, 12);
+static LIST_HEAD(dax_kept);	/* begins with the one that was used last the longest ago */
+static struct vellum_dax_tables dax_counts;
+static u64 dax_kept_pages;
+
+static unsigned long dax_kept_kib = ULONG_MAX;
+
+/* The bound, in pages. */
+static u64 dax_kept_most(void)
+{
+	return READ_ONCE(dax_kept_kib) >> (PAGE_SHIFT - 10);
+}
+
+/* The end of a table. */
+
+static void dax_table_unreferenced(struct kref *references)
+{
+	dax_table_destroy_later(container_of(references, struct dax_table, references));
+}
+
+/* The table is among those that are kept no longer. */
+static void dax_unkeep(struct dax_table *table)
+{
+	lockdep_assert_held(&dax_tables_lock);
+	list_del(&table->kept);
+	dax_counts.kept--;
+	dax_kept_pages -= table->kept_pages;
+}
+
+/* No thread finds the table from now on, and it has no user. */
+static void dax_forget(struct dax_table *table)
+{
+	dax_unkeep(table);
+	hash_del_rcu(&table->node);
+	dax_counts.tables--;
+	kref_put(&table->references, dax_table_unreferenced);
+}
+
+/*
+ * Frees the kept table that was used last the longest ago, if those that are kept take more than
+ * this. Returns how many pages it takes.
+ */
+static u64 dax_reclaim(u64 most)
+{
+	struct dax_table *table = NULL;
+	u64 pages = 0;
+
+	spin_lock(&dax_tables_lock);
+	if (dax_kept_pages > most)
+		table = list_first_entry_or_null(&dax_kept, struct dax_table, kept);
+	if (table) {
+		pages = table->kept_pages;
+		dax_counts.reclaimed++;
+		dax_forget(table);
+	}
+	spin_unlock(&dax_tables_lock);
+	return pages;
+}
+
+static void dax_reclaim_all_but(u64 most)
+{
+	while (dax_reclaim(most))
+		cond_resched();
+}
+
+static struct dax_table *dax_table_of(const struct address_space *mapping)
+{
+	struct dax_table *table;
+
+	hash_for_each_possible_rcu(dax_tables, table, node, (unsigned long)mapping,
+				   lockdep_is_held(&dax_tables_lock))
+		if (table->mapping == mapping)
+			return table;
+	return NULL;
+}
+
+void dax_table_evict(const struct address_space *mapping)
+{
+	struct dax_table *table;
+
+	rcu_read_lock();
+	table = dax_table_of(mapping);
+	rcu_read_unlock();
+	if (likely(!table))
+		return;
+	spin_lock(&dax_tables_lock);
+	/* The shrinker may have been faster. A user has a descriptor of the file. */
+	table = dax_table_of(mapping);
+	if (table && !WARN_ON_ONCE(refcount_read(&table->users))) {
+		dax_counts.evicted++;
+		dax_forget(table);
+	}
+	spin_unlock(&dax_tables_lock);
+}
+
+/* Users. */
+
+/* Returns the mapping's table with a user more; NULL: there is none, or it has no user so far. */
+static struct dax_table *dax_table_find_used(const struct address_space *mapping)
+{
+	struct dax_table *table;
+
+	rcu_read_lock();
+	table = dax_table_of(mapping);
+	if (table && !refcount_inc_not_zero(&table->users))
+		table = NULL;
+	rcu_read_unlock();
+	return table;
+}
+
+/* The same for any table. */
+static struct dax_table *dax_table_find(const struct address_space *mapping)
+{
+	struct dax_table *table;
+
+	lockdep_assert_held(&dax_tables_lock);
+	table = dax_table_of(mapping);
+	if (table && !refcount_inc_not_zero(&table->users)) {
+		dax_unkeep(table);
+		dax_table_resume(table);
+		dax_counts.resumed++;
+		refcount_set(&table->users, 1);
+	}
+	return table;
+}
+
+/* Adds a table, unless the file has one by now, which it returns. */
+static struct dax_table *dax_table_add(struct dax_table *made)
+{
+	struct dax_table *table;
+
+	spin_lock(&dax_tables_lock);
+	table = dax_table_find(made->mapping);
+	if (!table) {
+		hash_add_rcu(dax_tables, &made->node, (unsigned long)made->mapping);
+		dax_counts.tables++;
+	}
+	spin_unlock(&dax_tables_lock);
+	return table;
+}
+
+struct dax_table *dax_table_open(const struct file *file)
+{
+	struct address_space *mapping = file_inode(file)->i_mapping;
+	struct dax_table *table = dax_table_find_used(mapping), *made;
+
+	if (!table) {
+		spin_lock(&dax_tables_lock);
+		table = dax_table_find(mapping);
+		spin_unlock(&dax_tables_lock);
+	}
+	if (table)
+		return table;
+	made = dax_table_make(file);
+	if (IS_ERR(made))
+		return made;
+	table = dax_table_add(made);
+	if (!table)
+		return made;
+	dax_table_discard(made);
+	return table;
+}
+
+void dax_table_get(struct dax_table *table)
+{
+	refcount_inc(&table->users);
+}
+
+/* Keeps a table that has no user any more. */
+static void dax_keep(struct dax_table *table)
+{
+	lockdep_assert_held(&dax_tables_lock);
+	dax_table_rest(table);
+	table->kept_pages = atomic_long_read(&table->tree.tables) + DAX_KEPT_STRUCT;
+	list_add_tail(&table->kept, &dax_kept);
+	dax_counts.kept++;
+	dax_kept_pages += table->kept_pages;
+}
+
+void dax_table_put(struct dax_table *table, struct file *file)
+{
+	while (!refcount_dec_not_one(&table->users)) {
+		spin_lock(&dax_tables_lock);
+		if (!refcount_dec_and_test(&table->users)) {
+			spin_unlock(&dax_tables_lock);
+			return;
+		}
+		if (!table->is_written) {
+			dax_keep(table);
+			spin_unlock(&dax_tables_lock);
+			dax_reclaim_all_but(dax_kept_most());
+			return;
+		}
+		/* This thread is a user again. Others may come, and may store something. */
+		table->is_written = false;
+		refcount_set(&table->users, 1);
+		spin_unlock(&dax_tables_lock);
+		/* The program may still expect fsync of the file to find what it has stored. */
+		dax_flush_stores(table, 0, U64_MAX);
+		dax_update_times(table, file);
+	}
+}
+
+void dax_table_notice(const struct address_space *mapping, u64 first, u64 count)
+{
+	u64 end = count > U64_MAX - first ? U64_MAX : first + count;
+	struct dax_table *table;
+
+	rcu_read_lock();
+	hash_for_each_possible_rcu(dax_tables, table, node, (unsigned long)mapping)
+		if (table->mapping == mapping)
+			dax_table_lose(table, first, end);
+	rcu_read_unlock();
+}
+
+/* Visits. */
+
+/* What keeps a table, and its inode, during a visit. */
+struct dax_visit {
+	struct dax_table	*table;
+	struct super_block	*super;
+	struct inode		*inode;		/* NULL: it is being evicted */
+};
+
+/*
+ * A table that is in the hash has an inode that is not freed yet. But the table may have no user,
+ * and then the inode may be evicted at any time, and its file system unmounted.
+ */
+static bool dax_visit_begin(struct dax_visit *visit, struct dax_table *table)
+{
+	struct inode *inode = dax_inode(table);
+
+	lockdep_assert_held(&dax_tables_lock);
+	if (!atomic_inc_not_zero(&inode->i_sb->s_active))
+		return false;
+	kref_get(&table->references);
+	*visit = (struct dax_visit){ table, inode->i_sb, igrab(inode) };
+	return true;
+}
+
+static void dax_visit_end(const struct dax_visit *visit)
+{
+	iput(visit->inode);
+	deactivate_super(visit->super);
+	kref_put(&visit->table->references, dax_table_unreferenced);
+}
+
+/* Begins a visit of as many tables as there is room for. */
+static u64 dax_visits_begin(struct dax_visit *visits, u64 room)
+{
+	struct dax_table *table;
+	unsigned int bucket;
+	u64 count = 0;
+
+	spin_lock(&dax_tables_lock);
+	hash_for_each(dax_tables, bucket, table, node) {
+		if (count == room)
+			break;
+		count += dax_visit_begin(&visits[count], table);
+	}
+	spin_unlock(&dax_tables_lock);
+	return count;
+}
+
+int dax_tables_each(void (*visit)(void *data, struct dax_table *table), void *data)
+{
+	u64 room = READ_ONCE(dax_counts.tables), count, i;
+	struct dax_visit *visits = kvmalloc_array(room, sizeof(*visits), GFP_KERNEL);
+
+	if (!visits && room)
+		return -ENOMEM;
+	count = dax_visits_begin(visits, room);
+	for (i = 0; i < count; i++) {
+		if (visits[i].inode)
+			visit(data, visits[i].table);
+		dax_visit_end(&visits[i]);
+	}
+	kvfree(visits);
+	return 0;
+}
+
+void dax_tables_count(struct vellum_dax_tables *counts)
+{
+	spin_lock(&dax_tables_lock);
+	*counts = dax_counts;
+	counts->kept_bytes = dax_kept_pages << PAGE_SHIFT;
+	spin_unlock(&dax_tables_lock);
+	counts->kept_most = dax_kept_most() << PAGE_SHIFT;
+}
+
+/* The bound. */
+
+static int dax_kept_set(const char *value, const struct kernel_param *parameter)
+{
+	int error = param_set_ulong(value, parameter);
+
+	if (!error)
+		dax_reclaim_all_but(dax_kept_most());
+	return error;
+}
+
+static const struct kernel_param_ops dax_kept_operations = {
+	.set = dax_kept_set,
+	.get = param_get_ulong,
+};
+
+module_param_cb(dax_kept_kib, &dax_kept_operations, &dax_kept_kib, 0644);
+MODULE_PARM_DESC(dax_kept_kib,
+		 "KiB that file tables without a user may take (default: a 64th of memory)");
+
+static unsigned long dax_shrinker_count(struct shrinker *shrinker, struct shrink_control *control)
+{
+	return READ_ONCE(dax_kept_pages) ?: SHRINK_EMPTY;
+}
+
+static unsigned long dax_shrinker_scan(struct shrinker *shrinker, struct shrink_control *control)
+{
+	unsigned long freed = 0;
+	u64 pages;
+
+	while (freed < control->nr_to_scan) {
+		pages = dax_reclaim(0);
+		if (!pages)
+			break;
+		freed += pages;
+	}
+	control->nr_scanned = freed;
+	return freed ?: SHRINK_STOP;
+}
+
+static struct shrinker dax_shrinker_like = {
+	.count_objects = dax_shrinker_count,
+	.scan_objects = dax_shrinker_scan,
+	.seeks = DEFAULT_SEEKS,
+};
+
+static struct shrinker *dax_shrinker;
+
+int dax_tables_start(void)
+{
+	if (dax_kept_kib == ULONG_MAX)
+		dax_kept_kib = (totalram_pages() / DAX_KEPT_PART) << (PAGE_SHIFT - 10);
+	dax_work = alloc_workqueue("vellum-dax", WQ_UNBOUND, 0);
+	if (!dax_work)
+		return -ENOMEM;
+	dax_shrinker = vellum_shrinker_register("vellum-dax", &dax_shrinker_like);
+	if (dax_shrinker)
+		return 0;
+	destroy_workqueue(dax_work);
+	return -ENOMEM;
+}
+
+void dax_tables_end(void)
+{
+	/* Work may be the last user of a table. */
+	flush_workqueue(dax_work);
+	vellum_shrinker_unregister(dax_shrinker);
+	dax_reclaim_all_but(0);
+	/* The tables are in the queue after a grace period. */
+	pt_wait_for_walks();
+	rcu_barrier();
+	destroy_workqueue(dax_work);
+}
