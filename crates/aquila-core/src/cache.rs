@@ -131,11 +131,13 @@ impl Layout {
 struct Run {
     pages: [Page; MOST_PAGES as usize],
     count: usize,
+    /// Whether reading has mapped all of them at the place, for reading.
+    is_mapped: bool,
 }
 
 impl Run {
     fn new() -> Self {
-        Self { pages: [NO_PAGE; MOST_PAGES as usize], count: 0 }
+        Self { pages: [NO_PAGE; MOST_PAGES as usize], count: 0, is_mapped: false }
     }
 
     fn push(&mut self, key: Key, frame: Frame) {
@@ -246,9 +248,11 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         self.count(Count::Faults, 1);
         self.count(Count::ReadAheadHits, fault.used.into());
         let mut run = Run::new();
-        self.pin_run(fault.key, fault.ahead, &mut run)?;
+        // A page that will be written is mapped once, for writing.
+        let place = (fault.access == Access::Read).then_some(fault.place);
+        self.pin_run(fault.key, fault.ahead, place, &mut run)?;
         let mapped = match fault.access {
-            Access::Read => self.machine.map(run.pages(), fault.place, false),
+            Access::Read => self.map_for_reading(&run, fault.place),
             Access::Write => {
                 let (first, rest) = run.pages().split_at(1);
                 self.map_for_writing(first[0], fault.place).and_then(|()| match rest.is_empty() {
@@ -259,6 +263,10 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         };
         self.unpin_run(&run);
         mapped.map(|()| run.count as u32).map_err(Error::Machine)
+    }
+
+    fn map_for_reading(&self, run: &Run, place: &M::Place) -> Result<(), M::Error> {
+        if run.is_mapped { Ok(()) } else { self.machine.map(run.pages(), place, false) }
     }
 
     /// Marks a pinned page dirty, and maps it for writing. The lock keeps write-back from taking
@@ -287,13 +295,19 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     }
 
     /// Pins a page, and as many as possible of the `ahead` pages after it. Reads them if the first
-    /// one is not in the cache; otherwise takes those that are.
-    fn pin_run(&self, key: Key, ahead: u32, run: &mut Run) -> Result<(), Error<M::Error>> {
+    /// one is not in the cache, and may map them at a place then; otherwise takes those that are.
+    fn pin_run(
+        &self,
+        key: Key,
+        ahead: u32,
+        place: Option<&M::Place>,
+        run: &mut Run,
+    ) -> Result<(), Error<M::Error>> {
         let ahead = ahead.min(MOST_PAGES - 1);
         let mut attempt = 0;
         loop {
             match self.index.find(key) {
-                None if self.fill(key, ahead, run)? => return Ok(()),
+                None if self.fill(key, ahead, place, run)? => return Ok(()),
                 None => {}
                 Some(frame) => match self.frames.pin(frame, key) {
                     Pin::Pinned => {
@@ -336,7 +350,13 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
 
     /// Reads a page that is not in the cache, and pages after it, as far as frames are free for
     /// them. Returns false if another thread was first.
-    fn fill(&self, key: Key, ahead: u32, run: &mut Run) -> Result<bool, Error<M::Error>> {
+    fn fill(
+        &self,
+        key: Key,
+        ahead: u32,
+        place: Option<&M::Place>,
+        run: &mut Run,
+    ) -> Result<bool, Error<M::Error>> {
         let frame = self.take_frame()?;
         if !self.enter(key, frame) {
             return Ok(false);
@@ -354,17 +374,20 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             }
             run.push(key, frame);
         }
-        let mut result = self.machine.read(run.pages());
+        let mut result = self.machine.read(run.pages(), place);
         if result.is_err() && run.count > 1 {
             // The page that was asked for may be readable although another one is not.
             run.pages()[1..].iter().for_each(|page| self.abandon(*page));
             run.count = 1;
-            result = self.machine.read(run.pages());
+            result = self.machine.read(run.pages(), place);
         }
-        if let Err(error) = result {
-            self.abandon(run.pages()[0]);
-            run.count = 0;
-            return Err(Error::Machine(error));
+        match result {
+            Ok(is_mapped) => run.is_mapped = is_mapped,
+            Err(error) => {
+                self.abandon(run.pages()[0]);
+                run.count = 0;
+                return Err(Error::Machine(error));
+            }
         }
         for page in run.pages() {
             self.frames.publish(page.frame);
@@ -734,7 +757,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         place: &M::Place,
     ) -> Result<Frame, Error<M::Error>> {
         let mut run = Run::new();
-        self.pin_run(key, 0, &mut run)?;
+        self.pin_run(key, 0, None, &mut run)?;
         let page = run.pages()[0];
         let for_writing = access == Access::Write;
         if for_writing {
@@ -786,7 +809,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         f: impl FnOnce(Page) -> T,
     ) -> Result<T, Error<M::Error>> {
         let mut run = Run::new();
-        self.pin_run(key, ahead, &mut run)?;
+        self.pin_run(key, ahead, None, &mut run)?;
         let page = run.pages()[0];
         let result = match access {
             Access::Read => f(page),
@@ -809,8 +832,8 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     /// [`Error::Full`]; what the machine said.
     pub fn populate(&self, key: Key, ahead: u32, place: &M::Place) -> Result<u32, Error<M::Error>> {
         let mut run = Run::new();
-        self.pin_run(key, ahead, &mut run)?;
-        let mapped = self.machine.map(run.pages(), place, false);
+        self.pin_run(key, ahead, Some(place), &mut run)?;
+        let mapped = self.map_for_reading(&run, place);
         self.unpin_run(&run);
         mapped.map(|()| run.count as u32).map_err(Error::Machine)
     }

@@ -23,9 +23,9 @@
 //!     type Place = ();
 //!     type Error = ();
 //!     fn processor(&self) -> usize { 0 }
-//!     fn read(&self, run: &[Page]) -> Result<(), ()> {
+//!     fn read(&self, run: &[Page], _: Option<&()>) -> Result<bool, ()> {
 //!         self.reads.fetch_add(run.len() as u64, Ordering::Relaxed);
-//!         Ok(())
+//!         Ok(false)
 //!     }
 //!     fn write(&self, _: &[Page]) -> Result<(), ()> { Ok(()) }
 //!     fn map(&self, run: &[Page], _: &(), _writable: bool) -> Result<(), ()> {

@@ -36,11 +36,13 @@ pub trait Machine: Sync {
         0
     }
 
-    /// Reads a run from its file into its frames, which no page table maps.
+    /// Reads a run from its file into its frames, which no page table maps. If there is a place,
+    /// the machine may map the whole run there, for reading only, where that costs less than a call
+    /// of [`map`](Self::map). Returns whether it has.
     ///
     /// # Errors
     /// What the storage said. The frames' contents do not matter then.
-    fn read(&self, run: &[Page]) -> Result<(), Self::Error>;
+    fn read(&self, run: &[Page], place: Option<&Self::Place>) -> Result<bool, Self::Error>;
 
     /// Writes a run from its frames to its file. No thread changes the frames meanwhile, except
     /// through pins for writing.

@@ -62,6 +62,7 @@ pub struct Options {
     policy: PolicyChoice,
     backend: BackendChoice,
     dirty_tracking: DirtyTracking,
+    direct_io: bool,
     least: u32,
 }
 
@@ -74,6 +75,7 @@ impl Options {
             policy: PolicyChoice::default(),
             backend: BackendChoice::default(),
             dirty_tracking: DirtyTracking::default(),
+            direct_io: false,
             least: LEAST_PAGES,
         }
     }
@@ -116,6 +118,19 @@ impl Options {
         self
     }
 
+    /// Reads and writes whole pages of files past the kernel's page cache (`O_DIRECT`), so that the
+    /// kernel keeps no second copy of them. Where a file system cannot, the cache goes through the
+    /// page cache as it does by default. The backend *kernel* does not use it.
+    ///
+    /// The default suits files that are in the page cache, and storage that profits from the
+    /// kernel's own read-ahead and delayed writes. Direct I/O suits files larger than memory: the
+    /// cache's budget is then all the memory that they take.
+    #[must_use]
+    pub fn direct_io(mut self, direct: bool) -> Self {
+        self.direct_io = direct;
+        self
+    }
+
     /// Makes the cache.
     ///
     /// # Errors
@@ -136,7 +151,7 @@ impl Options {
         match (probe::open(self.dirty_tracking), self.backend) {
             (Ok(uffd), _) => {
                 signal::install()?;
-                let shared = Shared::new(size, capacity, self.policy, uffd)?;
+                let shared = Shared::new(size, capacity, self.policy, self.direct_io, uffd)?;
                 Ok(Cache { shared: Some(shared), why_kernel: String::new(), least: self.least })
             }
             (Err(error), BackendChoice::Auto) => {

@@ -10,14 +10,14 @@
 //! only where the VMA has it, so each page would need a VMA of its own.)
 //!
 //! All ranges are registered for missing, minor and write-protect faults. Pages come into the
-//! memory file by `pwrite` and are mapped by `UFFDIO_CONTINUE`, so nothing is accessible before it
-//! was read. Without write protection for memory files (Linux before 5.19, or `CONTINUE` that
-//! cannot map protected pages, before 6.4) every page that is mapped in a writable mapping counts
-//! as dirty.
+//! memory file by `UFFDIO_COPY`, which maps them at once, or by `pwrite`, and then they are mapped
+//! by `UFFDIO_CONTINUE`. So nothing is accessible before it was read. Without write protection for
+//! memory files (Linux before 5.19, or `CONTINUE` that cannot map protected pages, before 6.4)
+//! every page that is mapped in a writable mapping counts as dirty.
 #![allow(unsafe_code)]
 
 use std::os::fd::{BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use rustix::fs::{FallocateFlags, fallocate, fdatasync, fstat, ftruncate};
@@ -52,12 +52,25 @@ impl From<Errno> for Failure {
     }
 }
 
+/// Descriptors of a file that the cache has opened once more.
+#[derive(Debug)]
+pub(crate) struct Copies {
+    /// Through the kernel's page cache.
+    pub(crate) buffered: OwnedFd,
+    /// Past it, if the cache is to do that and the file system can.
+    pub(crate) direct: Option<OwnedFd>,
+}
+
 /// A file of a cache, by its number.
 #[derive(Debug)]
 pub(crate) struct HostFile {
     reader: AtomicI32,
     /// Open for writing, or none.
     writer: AtomicI32,
+    /// The same by direct I/O, or none: whole pages go between the storage and the cache's buffers
+    /// and leave no copy in the kernel's page cache.
+    direct_reader: AtomicI32,
+    direct_writer: AtomicI32,
     /// The memory file.
     memory: AtomicI32,
     /// Pages of the file when it was last looked at: a bound for read-ahead.
@@ -76,6 +89,8 @@ impl HostFile {
         Self {
             reader: AtomicI32::new(NONE),
             writer: AtomicI32::new(NONE),
+            direct_reader: AtomicI32::new(NONE),
+            direct_writer: AtomicI32::new(NONE),
             memory: AtomicI32::new(NONE),
             pages: AtomicU64::new(0),
             pattern: Pattern::default(),
@@ -104,6 +119,43 @@ impl HostFile {
 
     pub(crate) fn writer(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.descriptor(&self.writer)
+    }
+
+    /// Reads until the buffer is full or the file ends. Returns the bytes. The buffer has whole
+    /// pages, and its address and the place in the file are multiples of a page.
+    fn read_pages(&self, bytes: &mut [u8], at: u64) -> Result<usize, Errno> {
+        let mut done = 0;
+        if let Ok(direct) = self.descriptor(&self.direct_reader) {
+            // The file's end, and what the file system refuses to do directly, is left.
+            while done < bytes.len() && done.is_multiple_of(PAGE_SIZE) {
+                match rustix::io::pread(direct, &mut bytes[done..], at + done as u64) {
+                    Ok(0) | Err(Errno::INVAL) => break,
+                    Ok(read) => done += read,
+                    Err(Errno::INTR) => {}
+                    Err(errno) => return Err(errno),
+                }
+            }
+        }
+        let rest = read_fully(self.reader()?, &mut bytes[done..], at + done as u64)?;
+        Ok(done + rest)
+    }
+
+    /// Writes a buffer whose address and place in the file are multiples of a page.
+    fn write_pages(&self, bytes: &[u8], at: u64) -> Result<(), Errno> {
+        let mut done = 0;
+        if let Ok(direct) = self.descriptor(&self.direct_writer) {
+            let whole = bytes.len() / PAGE_SIZE * PAGE_SIZE;
+            while done < whole && done.is_multiple_of(PAGE_SIZE) {
+                match rustix::io::pwrite(direct, &bytes[done..whole], at + done as u64) {
+                    Ok(0) => return Err(Errno::IO),
+                    Ok(written) => done += written,
+                    Err(Errno::INVAL) => break,
+                    Err(Errno::INTR) => {}
+                    Err(errno) => return Err(errno),
+                }
+            }
+        }
+        write_fully(self.writer()?, &bytes[done..], at + done as u64)
     }
 
     /// Pages of the file when it was last looked at.
@@ -137,20 +189,25 @@ impl HostFile {
     }
 
     /// Gives a number to a file.
-    pub(crate) fn open(&self, reader: OwnedFd, memory: OwnedFd) {
+    pub(crate) fn open(&self, reader: Copies, memory: OwnedFd) {
         *self.sync_failed.lock().unwrap_or_else(PoisonError::into_inner) = false;
         self.memory.store(memory.into_raw_fd(), Ordering::Release);
-        self.reader.store(reader.into_raw_fd(), Ordering::Release);
+        let direct = reader.direct.map_or(NONE, OwnedFd::into_raw_fd);
+        self.direct_reader.store(direct, Ordering::Release);
+        self.reader.store(reader.buffered.into_raw_fd(), Ordering::Release);
     }
 
-    /// Adds a descriptor for writing, of which there is none.
-    pub(crate) fn open_for_writing(&self, writer: OwnedFd) {
-        self.writer.store(writer.into_raw_fd(), Ordering::Release);
+    /// Adds descriptors for writing, of which there are none.
+    pub(crate) fn open_for_writing(&self, writer: Copies) {
+        let direct = writer.direct.map_or(NONE, OwnedFd::into_raw_fd);
+        self.direct_writer.store(direct, Ordering::Release);
+        self.writer.store(writer.buffered.into_raw_fd(), Ordering::Release);
     }
 
     /// Closes a file that has neither mappings nor pages.
     pub(crate) fn close(&self) {
-        for of in [&self.reader, &self.writer, &self.memory] {
+        let direct = [&self.direct_reader, &self.direct_writer];
+        for of in [&self.reader, &self.writer, &self.memory].into_iter().chain(direct) {
             let descriptor = of.swap(NONE, Ordering::AcqRel);
             if descriptor != NONE {
                 // SAFETY: the file owned it, and nothing refers to it any more.
@@ -169,6 +226,8 @@ pub(crate) struct Host {
     pub(crate) uffd: OwnedFd,
     /// Whether stores to clean pages fault.
     pub(crate) write_protect: bool,
+    /// Whether one call drops the translations of many ranges.
+    drops_together: AtomicBool,
     pub(crate) files: Box<[HostFile]>,
     /// Bytes of each frame's page that its file had when it was read. Less than a page only for the
     /// page in which the file ended then.
@@ -185,11 +244,12 @@ impl Host {
         processors: usize,
         frames: u32,
     ) -> Self {
-        let buffer = || Mutex::new(vec![0; BUFFER].into_boxed_slice());
+        let buffer = || Mutex::new(vec![0; BUFFER + PAGE_SIZE].into_boxed_slice());
         Self {
             cache,
             uffd,
             write_protect,
+            drops_together: AtomicBool::new(true),
             files: (0..MOST_FILES).map(|_| HostFile::new()).collect(),
             lengths: (0..frames).map(|_| AtomicU16::new(0)).collect(),
             buffers: (0..2 * processors).map(|_| buffer()).collect(),
@@ -235,7 +295,8 @@ impl Host {
         Ok(())
     }
 
-    /// Calls a function with a buffer. Threads that have one do I/O and wait for nothing else.
+    /// Calls a function with a buffer, whose address is a multiple of a page. Threads that have one
+    /// do I/O and wait for nothing else.
     fn with_buffer<T>(&self, f: impl FnOnce(&mut [u8]) -> T) -> T {
         let first = sched_getcpu();
         let mut attempt = 0;
@@ -244,7 +305,8 @@ impl Host {
                 let buffer = &self.buffers[(first + step) % self.buffers.len()];
                 // It is not poisoned, because nothing panics that has it.
                 if let Ok(mut buffer) = buffer.try_lock() {
-                    return f(&mut buffer);
+                    let start = buffer.as_ptr().align_offset(PAGE_SIZE);
+                    return f(&mut buffer[start..start + BUFFER]);
                 }
             }
             self.wait(attempt);
@@ -256,15 +318,67 @@ impl Host {
     fn for_each_range(&self, pages: &[Page], mut f: impl FnMut(&Place, usize, usize)) {
         for run in runs(pages) {
             for used in of_file(self.cache, run[0].key.file()) {
-                let mapped = used.place().mapped();
-                let first = run[0].key.page().max(mapped.first);
-                let last = run[run.len() - 1].key.page();
-                let last = last.min(mapped.first.saturating_add(mapped.pages - 1));
-                if let Some(start) = mapped.address(first).filter(|_| first <= last) {
-                    f(used.place(), start, (last - first + 1) as usize * PAGE_SIZE);
+                if let Some((start, bytes)) = used.place().mapped().addresses(run) {
+                    f(used.place(), start, bytes);
                 }
             }
         }
+    }
+
+    /// Unmaps pages wherever they are mapped, with one flush of all processors for many. What it
+    /// leaves mapped, the release of its memory unmaps, with a flush for each run.
+    fn drop_together(&self, pages: &[Page]) {
+        if pages.len() == 1 || !self.drops_together.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut works = true;
+        for of_one in pages.chunk_by(|one, next| one.key.file() == next.key.file()) {
+            for used in of_file(self.cache, of_one[0].key.file()) {
+                let mut ranges = sys::Ranges::new();
+                for run in runs(of_one) {
+                    let Some((start, bytes)) = used.place().mapped().addresses(run) else {
+                        continue;
+                    };
+                    if ranges.is_full() {
+                        // SAFETY: the place is in use, so its ranges are a memory file's mapping.
+                        works &= unsafe { ranges.drop_translations() };
+                    }
+                    ranges.push(start, bytes);
+                }
+                // SAFETY: as above.
+                works &= unsafe { ranges.drop_translations() };
+            }
+        }
+        if !works {
+            self.drops_together.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Brings the bytes of a run into the memory file by mapping them at a place, for reading. That
+    /// is one call, and takes no lock of the whole file as `pwrite` does. Returns the bytes for
+    /// which it succeeded.
+    fn copy_and_map(&self, run: &[Page], bytes: &[u8], place: &Place) -> usize {
+        let mapped = place.mapped();
+        let first = run[0].key.page();
+        // What is mapped for writing would have to be dirty.
+        let may_map = self.write_protect || !mapped.writable;
+        let is_inside = first + run.len() as u64 <= mapped.first + mapped.pages;
+        let Some(start) = mapped.address(first).filter(|_| may_map && is_inside) else { return 0 };
+        let mut done = 0;
+        while done < bytes.len() {
+            let rest = &bytes[done..];
+            let (copied, result) =
+                sys::copy_and_map(&self.uffd, start + done, rest, self.write_protect);
+            done += copied;
+            match result {
+                Ok(()) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if copied > 0 => {}
+                Err(Errno::AGAIN) => sched_yield(),
+                // `pwrite` will say what is wrong, if anything is.
+                Err(_) => break,
+            }
+        }
+        done
     }
 
     /// Unmaps a range of a place in use: the next access faults.
@@ -323,12 +437,12 @@ impl Machine for Host {
         sched_getcpu()
     }
 
-    fn read(&self, run: &[Page]) -> Result<(), Failure> {
+    fn read(&self, run: &[Page], place: Option<&Place>) -> Result<bool, Failure> {
         let file = self.file(&run[0]);
-        let (reader, memory) = (file.reader()?, file.memory()?);
+        let memory = file.memory()?;
         self.with_buffer(|buffer| {
             let bytes = &mut buffer[..run.len() * PAGE_SIZE];
-            let length = read_fully(reader, bytes, offset(&run[0]))?;
+            let length = file.read_pages(bytes, offset(&run[0]))?;
             if length <= bytes.len() - PAGE_SIZE {
                 return Err(Failure::BeyondEnd);
             }
@@ -336,7 +450,9 @@ impl Machine for Host {
             for (step, page) in run.iter().enumerate() {
                 self.set_length_of(page, (length - step * PAGE_SIZE).min(PAGE_SIZE));
             }
-            Ok(write_fully(memory, bytes, offset(&run[0]))?)
+            let done = place.map_or(0, |place| self.copy_and_map(run, bytes, place));
+            write_fully(memory, &bytes[done..], offset(&run[0]) + done as u64)?;
+            Ok(done == bytes.len())
         })
     }
 
@@ -356,7 +472,7 @@ impl Machine for Host {
                     let before = (offset(page) - start) as usize;
                     self.finish(page, bytes, length.saturating_sub(before).min(PAGE_SIZE))?;
                 }
-                write_fully(writer, &bytes[..length], start)
+                file.write_pages(&bytes[..length], start)
             })?;
         }
         Ok(())
@@ -423,6 +539,7 @@ impl Machine for Host {
     }
 
     fn release(&self, pages: &[Page]) {
+        self.drop_together(pages);
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         for run in runs(pages) {
             let bytes = (run.len() * PAGE_SIZE) as u64;

@@ -12,6 +12,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use vellum_aquila_core::Page;
+
 use crate::PAGE_SIZE;
 use crate::generation::{self, Generation};
 
@@ -131,6 +133,15 @@ impl Mapped {
     pub(crate) fn address(&self, page: u64) -> Option<usize> {
         let step = page.checked_sub(self.first).filter(|step| *step < self.pages)?;
         Some(self.start + step as usize * PAGE_SIZE)
+    }
+
+    /// The address and the bytes of the pages of a run that the place has, if it has any.
+    pub(crate) fn addresses(&self, run: &[Page]) -> Option<(usize, usize)> {
+        let (first, last) = (run.first()?.key.page(), run.last()?.key.page());
+        let first = first.max(self.first);
+        let last = last.min(self.first.saturating_add(self.pages - 1));
+        let start = self.address(first).filter(|_| first <= last)?;
+        Some((start, (last - first + 1) as usize * PAGE_SIZE))
     }
 
     /// The page of the file at an address, if the place has it.

@@ -24,7 +24,7 @@ use vellum_aquila_core::{
 
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
-use crate::host::{Failure, Host, MOST_FILES, read_fully, write_fully};
+use crate::host::{Copies, Failure, Host, MOST_FILES, read_fully, write_fully};
 use crate::place::Place;
 use crate::sys::BlockedSignals;
 use crate::{PAGE_SIZE, sys};
@@ -150,6 +150,8 @@ pub(crate) struct Shared {
     cell: Cell,
     /// The number of the cache in this process.
     number: u64,
+    /// Whether files are read and written past the kernel's page cache.
+    direct_io: bool,
     files: Mutex<HashMap<Inode, Opened>>,
     /// The process that made it: a forked child has no part in it.
     generation: Generation,
@@ -167,6 +169,7 @@ impl Shared {
         size: u32,
         capacity: u32,
         policy: PolicyChoice,
+        direct_io: bool,
         (uffd, write_protect): (OwnedFd, bool),
     ) -> Result<Arc<Self>> {
         static NEXT: StdAtomicU64 = StdAtomicU64::new(1);
@@ -197,7 +200,7 @@ impl Shared {
             };
             CoreCache::new(layout, &memory.words, &memory.counters, policy, host, size)
         });
-        Ok(Arc::new(Self { cell, number, files: Mutex::default(), generation }))
+        Ok(Arc::new(Self { cell, number, direct_io, files: Mutex::default(), generation }))
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -283,7 +286,7 @@ impl Shared {
         if mode == OFlags::WRONLY || (writes && mode != OFlags::RDWR) {
             return Err(Error::Access { doing });
         }
-        let copy = || copy_of(file, flags).map_err(failed);
+        let copy = || copies_of(file, flags, self.direct_io).map_err(failed);
         let mut files = self.files();
         let inode = (stat.st_dev, stat.st_ino);
         let number = match files.get(&inode) {
@@ -592,15 +595,18 @@ impl Shared {
 /// not matter (with `O_APPEND` the system would write pages to the end of the file, with `O_DIRECT`
 /// it would ask for aligned memory), and the program's own `fsync` takes no error of write-back
 /// away from the cache. A process that may not open the file gets a duplicate.
-fn copy_of(file: &File, flags: OFlags) -> Result<OwnedFd, Errno> {
+fn copies_of(file: &File, flags: OFlags, direct_io: bool) -> Result<Copies, Errno> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let mode = (flags & OFlags::RWMODE) | OFlags::CLOEXEC;
-    match rustix::fs::open(path, mode, Mode::empty()) {
+    let open = |flags| rustix::fs::open(&path, flags, Mode::empty());
+    let buffered = match open(mode) {
         Err(_) if !flags.intersects(OFlags::APPEND | OFlags::DIRECT) => {
             rustix::io::fcntl_dupfd_cloexec(file, 0)
         }
         opened => opened,
-    }
+    }?;
+    let direct = direct_io.then(|| open(mode | OFlags::DIRECT).ok()).flatten();
+    Ok(Copies { buffered, direct })
 }
 
 /// The number of an advice, which a place keeps.

@@ -35,7 +35,10 @@ pub(crate) const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 pub(crate) const FEATURE_WP_SHMEM: u64 = 1 << 12;
 
 const PROTECT: u64 = 1 << 0;
+/// Names the calling process where a pidfd is asked for (`PIDFD_SELF_PROCESS`).
+const THIS_PROCESS: i32 = -10001;
 const CONTINUE_PROTECTED: u64 = 1 << 1;
+const COPY_PROTECTED: u64 = 1 << 1;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -75,8 +78,19 @@ struct Continue {
     mapped: i64,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct CopyIn {
+    target: u64,
+    source: u64,
+    bytes: u64,
+    mode: u64,
+    copied: i64,
+}
+
 const API_COMMAND: Opcode = opcode::read_write::<Api>(GROUP, 0x3f);
 const REGISTER_COMMAND: Opcode = opcode::read_write::<Register>(GROUP, 0);
+const COPY_COMMAND: Opcode = opcode::read_write::<CopyIn>(GROUP, 3);
 const PROTECT_COMMAND: Opcode = opcode::read_write::<WriteProtect>(GROUP, 6);
 const CONTINUE_COMMAND: Opcode = opcode::read_write::<Continue>(GROUP, 7);
 
@@ -124,6 +138,27 @@ pub(crate) fn map_present(
     let result =
         unsafe { ioctl::ioctl(uffd, Updater::<CONTINUE_COMMAND, Continue>::new(&mut command)) };
     (usize::try_from(command.mapped).unwrap_or(0), result)
+}
+
+/// Makes new pages of a memory file with these bytes, and maps them where the file is mapped, for
+/// reading only if `protected`. Returns the bytes of these pages, and the error that ended it.
+pub(crate) fn copy_and_map(
+    uffd: impl AsFd,
+    start: usize,
+    bytes: &[u8],
+    protected: bool,
+) -> (usize, Result<()>) {
+    let mut command = CopyIn {
+        target: start as u64,
+        source: bytes.as_ptr().addr() as u64,
+        bytes: bytes.len() as u64,
+        mode: if protected { COPY_PROTECTED } else { 0 },
+        copied: 0,
+    };
+    // SAFETY: the kernel reads the bytes, and reads and fills the structure. It changes only pages
+    // that are not there, in ranges that are registered with this descriptor.
+    let result = unsafe { ioctl::ioctl(uffd, Updater::<COPY_COMMAND, CopyIn>::new(&mut command)) };
+    (usize::try_from(command.copied).unwrap_or(0), result)
 }
 
 /// Takes write access to the pages of a range away, or gives it back.
@@ -244,6 +279,54 @@ pub(crate) unsafe fn drop_translations(start: usize, bytes: usize) -> Result<()>
     let start = ptr::with_exposed_provenance_mut(start);
     // SAFETY: the caller's promise.
     unsafe { mm::madvise(start, bytes, Advice::LinuxDontNeed) }
+}
+
+/// Ranges whose translations one call drops at most.
+pub(crate) const MOST_RANGES: usize = 64;
+
+/// Ranges of addresses, collected so that one call with one flush of the processors' translations
+/// serves all.
+#[derive(Debug)]
+pub(crate) struct Ranges {
+    ranges: [libc::iovec; MOST_RANGES],
+    count: usize,
+}
+
+impl Ranges {
+    pub(crate) fn new() -> Self {
+        let none = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+        Self { ranges: [none; MOST_RANGES], count: 0 }
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.count == MOST_RANGES
+    }
+
+    /// Adds a range. There is room for it.
+    pub(crate) fn push(&mut self, start: usize, bytes: usize) {
+        let start = ptr::with_exposed_provenance_mut(start);
+        self.ranges[self.count] = libc::iovec { iov_base: start, iov_len: bytes };
+        self.count += 1;
+    }
+
+    /// Drops the translations of all, and forgets the ranges. Returns whether it did: before Linux
+    /// 6.13 a process may not do that to itself.
+    ///
+    /// # Safety
+    /// The ranges are in shared mappings of files, which the caller owns: no contents are lost.
+    pub(crate) unsafe fn drop_translations(&mut self) -> bool {
+        let count = std::mem::take(&mut self.count);
+        let bytes: usize = self.ranges[..count].iter().map(|range| range.iov_len).sum();
+        if count == 0 {
+            return true;
+        }
+        let (process, ranges) = (THIS_PROCESS, self.ranges.as_ptr());
+        let advice = libc::MADV_DONTNEED;
+        // SAFETY: the kernel reads the array, and the caller promises the rest.
+        let done =
+            unsafe { libc::syscall(libc::SYS_process_madvise, process, ranges, count, advice, 0) };
+        done == bytes as i64
+    }
 }
 
 /// Advice that changes no contents of a shared mapping of a file.

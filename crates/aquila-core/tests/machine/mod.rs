@@ -85,7 +85,7 @@ impl Machine for TestMachine {
         0
     }
 
-    fn read(&self, run: &[Page]) -> Result<(), Failure> {
+    fn read(&self, run: &[Page], place: Option<&()>) -> Result<bool, Failure> {
         for page in run {
             let mut state = self.state();
             assert!(state.reading.insert(page.key), "a page is read twice at once");
@@ -110,7 +110,14 @@ impl Machine for TestMachine {
             run.iter().for_each(|page| _ = state.owners.remove(&page.frame));
             return Err(Failure::Read);
         }
-        Ok(())
+        drop(state);
+        // Every second run is mapped at once.
+        let maps = place.is_some() && run[0].key.page().is_multiple_of(2);
+        if maps {
+            self.map(run, &(), false)?;
+            interleave();
+        }
+        Ok(maps)
     }
 
     fn write(&self, run: &[Page]) -> Result<(), Failure> {

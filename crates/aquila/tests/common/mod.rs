@@ -85,14 +85,15 @@ pub fn cache(pages: usize) -> Cache {
 /// Every backend and variant that works here. Those of userfaultfd work on all machines on which
 /// the tests run, unless the kernel is old or forbids it.
 pub fn caches(pages: usize) -> Vec<(String, Cache)> {
-    let own = |tracking| {
+    let own = |tracking, direct| {
         let only = BackendChoice::Only(Backend::Userfaultfd);
-        options(pages).backend(only).dirty_tracking(tracking).build()
+        options(pages).backend(only).dirty_tracking(tracking).direct_io(direct).build()
     };
     let kernel = options(pages).backend(BackendChoice::Only(Backend::Kernel)).build();
     let all = [
-        ("write-protect", own(DirtyTracking::WriteProtect)),
-        ("mapped", own(DirtyTracking::Mapped)),
+        ("write-protect", own(DirtyTracking::WriteProtect, false)),
+        ("mapped", own(DirtyTracking::Mapped, false)),
+        ("direct", own(DirtyTracking::Auto, true)),
         ("kernel", kernel),
     ];
     all.into_iter()

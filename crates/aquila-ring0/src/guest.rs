@@ -1,0 +1,304 @@
+//! The virtual machine of a process: its memory, its virtual processors, its managed ranges.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+use kvm_ioctls::{Cap, Kvm, VmFd};
+use rustix::io::Errno;
+use rustix::mm::ProtFlags;
+
+use crate::entry::{Block, PAGE};
+use crate::error::{Error, Result};
+use crate::memory::{KVM_PAGES, Mapped, Memory, Window, pointer};
+use crate::processor::{self, Calls, Model, Processor};
+
+/// The version of KVM's interface, which has not changed since 2007.
+const VERSION: i32 = 12;
+
+/// Addresses for managed ranges: one entry of the highest table.
+const MANAGED: u64 = 512 << 30;
+
+/// Managed ranges that a machine can have.
+pub(crate) const RANGES: usize = 16;
+
+/// What has the contents of a managed range's pages.
+pub trait Handler: Send + Sync {
+    /// Fills a page that a thread has accessed for the first time. Returns false if the page cannot
+    /// be had: then the access is SIGSEGV, and the next access asks once more.
+    ///
+    /// It runs in ring 0 in the middle of the thread's code, as a handler of a signal does, on a
+    /// stack of 32 KiB. So it must not allocate (the thread may have the allocator's lock), panic,
+    /// wait for a lock that a thread may hold while it accesses the range, or access a managed
+    /// range. It must return: until then other threads wait for the page. System calls are allowed.
+    fn fill(&self, page: usize, frame: &mut [u8; PAGE]) -> bool;
+}
+
+/// A managed range.
+pub(crate) struct Range {
+    start: u64,
+    pages: u64,
+    /// Memory for as many pages, in their order, and its guest-physical address.
+    frames: Mapped,
+    place: u64,
+    handler: Box<dyn Handler>,
+}
+
+impl Range {
+    /// Maps the page at an address; false if it cannot be had.
+    fn fault(&self, memory: &Memory, address: u64) -> bool {
+        let page = (address - self.start) / PAGE as u64;
+        memory.map_page(address, || {
+            let frame = page * PAGE as u64;
+            // SAFETY: this thread alone has the frame, which no table maps yet.
+            let bytes = unsafe { &mut *pointer::<[u8; PAGE]>(self.frames.start() + frame) };
+            self.handler.fill(page as usize, bytes).then_some(self.place + frame)
+        })
+    }
+}
+
+/// The virtual processors.
+#[derive(Debug, Default)]
+struct Processors {
+    // Boxes, because blocks have the addresses.
+    #[expect(clippy::vec_box)]
+    idle: Vec<Box<Processor>>,
+    /// The blocks of all.
+    blocks: Vec<usize>,
+    /// The next number. KVM keeps a number also if what follows fails.
+    next: usize,
+}
+
+/// What managed ranges have taken.
+#[derive(Debug)]
+struct Taken {
+    /// The next address that is free.
+    next: u64,
+    ranges: usize,
+}
+
+/// A virtual machine.
+pub(crate) struct Guest {
+    vm: VmFd,
+    pub(crate) memory: Memory,
+    model: Model,
+    calls: Calls,
+    process: u32,
+    most_processors: usize,
+    processors: Mutex<Processors>,
+    /// Addresses for managed ranges, inaccessible for the process.
+    managed: Mapped,
+    taken: Mutex<Taken>,
+    ranges: [AtomicPtr<Range>; RANGES],
+}
+
+impl fmt::Debug for Guest {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Guest").field("memory", &self.memory).finish_non_exhaustive()
+    }
+}
+
+impl Guest {
+    /// A machine with a window for the entries, and one for its own structures.
+    ///
+    /// # Errors
+    /// When there is no KVM, it lacks something, or memory runs out.
+    pub(crate) fn new(calls: Calls, has_large_pages: bool) -> Result<Self> {
+        let failed = || Error::kvm("making a virtual machine");
+        let kvm = Kvm::new().map_err(|error| no_kvm(Errno::from_raw_os_error(error.errno())))?;
+        let advice = "update the kernel";
+        if kvm.get_api_version() != VERSION {
+            return Err(Error::Missing { what: "version 12 of KVM's interface", advice });
+        }
+        if !kvm.check_extension(Cap::SyncRegs) {
+            return Err(Error::Missing { what: "KVM_CAP_SYNC_REGS", advice });
+        }
+        if processor::has_shadow_stack() {
+            return Err(Error::Missing {
+                what: "a thread without a shadow stack",
+                advice: "unset glibc.cpu.x86_shstk in GLIBC_TUNABLES",
+            });
+        }
+        let vm = without_signal(|| kvm.create_vm()).map_err(failed())?;
+        // What KVM needs on Intel goes where no memory of the process is.
+        vm.set_identity_map_address(KVM_PAGES).map_err(failed())?;
+        vm.set_tss_address(KVM_PAGES as usize + PAGE).map_err(failed())?;
+        let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(failed())?;
+        let mut model = Model::new(cpuid)?;
+        let slots = kvm.get_nr_memslots() as u32;
+        let large = has_large_pages && model.has_large_pages;
+        let memory = Memory::new(&vm, model.bits, slots, large)?;
+        model.make_interrupts(&memory)?;
+        let managed = Mapped::new(MANAGED, MANAGED, ProtFlags::empty())?;
+        let guest = Self {
+            vm,
+            memory,
+            model,
+            calls,
+            process: std::process::id(),
+            most_processors: kvm.get_max_vcpus(),
+            processors: Mutex::default(),
+            taken: Mutex::new(Taken { next: managed.start(), ranges: 0 }),
+            managed,
+            ranges: [const { AtomicPtr::new(std::ptr::null_mut()) }; RANGES],
+        };
+        let own = guest.memory.pages(1)?;
+        for address in processor::entries().into_iter().chain([own]) {
+            if guest.make_window(address) == Window::None {
+                return Err(Error::NoMemory { doing: "giving a guest memory" });
+            }
+        }
+        Ok(guest)
+    }
+
+    /// Whether this is the process that made the machine, and not a child of it.
+    pub(crate) fn is_own_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    fn processors(&self) -> MutexGuard<'_, Processors> {
+        self.processors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A virtual processor for the calling thread: one that no thread uses, or a new one.
+    ///
+    /// # Errors
+    /// When KVM has no more, or memory runs out.
+    pub(crate) fn take(&self) -> Result<Box<Processor>> {
+        let mut processors = self.processors();
+        if let Some(processor) = processors.idle.pop() {
+            return Ok(processor);
+        }
+        let id = processors.next;
+        if id >= self.most_processors {
+            return Err(Error::Missing {
+                what: "one more virtual processor",
+                advice: "have fewer threads in ring 0 at the same time",
+            });
+        }
+        processors.next += 1;
+        let size = self.vm.run_size();
+        let place = (id as u32, size);
+        let processor = Processor::new(&self.vm, &self.memory, &self.model, place, self.calls)?;
+        let block = processor.block();
+        let guest: *const Self = self;
+        // SAFETY: no thread uses the processor yet.
+        unsafe { (*block).guest = guest.expose_provenance() as u64 };
+        processors.blocks.push(block.expose_provenance());
+        Ok(processor)
+    }
+
+    /// Gives a virtual processor back.
+    pub(crate) fn give(&self, processor: Box<Processor>) {
+        self.processors().idle.push(processor);
+    }
+
+    /// Calls a function with the counts of each virtual processor.
+    pub(crate) fn each(&self, mut act: impl FnMut(&crate::entry::BlockCounts)) {
+        for block in &self.processors().blocks {
+            // SAFETY: blocks are there as long as the machine; the counts are atomic.
+            act(unsafe { &(*pointer::<Block>(*block as u64)).counts });
+        }
+    }
+
+    /// Makes the window around an address that is not managed.
+    pub(crate) fn make_window(&self, address: u64) -> Window {
+        if (self.managed.start()..self.managed.end()).contains(&address) {
+            return Window::None;
+        }
+        self.memory.make_window(&self.vm, address)
+    }
+
+    /// The addresses of managed ranges.
+    pub(crate) fn managed(&self) -> (u64, u64) {
+        (self.managed.start(), self.managed.end())
+    }
+
+    /// Makes a managed range, and returns its first address. In ring 0 it would wait for itself, if
+    /// what it calls had no window yet.
+    ///
+    /// # Errors
+    /// When there are too many, or addresses or memory run out.
+    pub(crate) fn manage(&self, pages: usize, handler: Box<dyn Handler>) -> Result<u64> {
+        let doing = "making a managed range";
+        let length = pages.checked_mul(PAGE).filter(|length| *length > 0);
+        let length = length.ok_or(Error::System { doing, errno: Errno::INVAL })? as u64;
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = taken.next;
+        if length > self.managed.end() - start {
+            return Err(Error::NoMemory { doing });
+        }
+        let slot = self.ranges.get(taken.ranges).ok_or(Error::TooManyRanges { most: RANGES })?;
+        let frames = Mapped::new(length, 2 << 20, ProtFlags::READ | ProtFlags::WRITE)?;
+        let place = self.memory.add_frames(&self.vm, &frames)?;
+        (taken.next, taken.ranges) = (start + length, taken.ranges + 1);
+        let range = Range { start, pages: pages as u64, frames, place, handler };
+        slot.store(Box::into_raw(Box::new(range)), Ordering::Release);
+        Ok(start)
+    }
+
+    /// Handles a fault at an address among the managed ones. Runs in ring 0.
+    pub(crate) fn managed_fault(&self, address: u64) -> bool {
+        let ranges = self.ranges.iter().filter_map(|range| {
+            // SAFETY: ranges are there as long as the machine.
+            unsafe { range.load(Ordering::Acquire).as_ref() }
+        });
+        let end = |range: &Range| range.start + range.pages * PAGE as u64;
+        let found = ranges.into_iter().find(|range| (range.start..end(range)).contains(&address));
+        found.is_some_and(|range| range.fault(&self.memory, address))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        for range in &self.ranges {
+            let range = range.load(Ordering::Acquire);
+            if !range.is_null() {
+                // SAFETY: it was a box, and nothing refers to it any more.
+                drop(unsafe { Box::from_raw(range) });
+            }
+        }
+    }
+}
+
+/// Repeats a call while a signal interrupts it.
+fn without_signal<T>(
+    mut call: impl FnMut() -> Result<T, kvm_ioctls::Error>,
+) -> Result<T, kvm_ioctls::Error> {
+    loop {
+        match call() {
+            Err(error) if error.errno() == libc::EINTR => {}
+            result => return result,
+        }
+    }
+}
+
+/// Why `/dev/kvm` does not open, and what to do.
+fn no_kvm(errno: Errno) -> Error {
+    let advice = match errno {
+        Errno::NOENT | Errno::NODEV | Errno::NXIO => {
+            "load the module kvm-intel or kvm-amd, and allow virtualisation in the firmware, or in \
+             the settings of the virtual machine that this is"
+        }
+        Errno::ACCESS | Errno::PERM => {
+            "the user must be in its group, which is kvm on most systems"
+        }
+        _ => "see the kernel's messages",
+    };
+    Error::NoKvm { errno, advice }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_what_to_do() {
+        let said = no_kvm(Errno::NOENT).to_string();
+        assert!(said.starts_with("/dev/kvm does not open: ") && said.contains("kvm-amd"), "{said}");
+        let said = no_kvm(Errno::ACCESS).to_string();
+        assert!(said.contains("group"), "{said}");
+    }
+}
