@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context as _, Result};
 
 use crate::kernel::Kernel;
+use crate::monitor;
 use crate::packages::starting;
 use crate::xen;
 
@@ -110,6 +111,7 @@ impl Machine {
             "nvme,serial=lab,drive=disk",
         ]);
         command.args(["-drive", &drive("lent", files.lent), "-device", LENT]);
+        command.args(monitor::arguments());
         if !interactive {
             command.stdin(Stdio::null()).stdout(Stdio::piped());
         }

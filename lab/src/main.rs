@@ -15,6 +15,7 @@ mod lock;
 mod machine;
 mod mirror;
 mod modules;
+mod monitor;
 mod options;
 mod packages;
 mod run;

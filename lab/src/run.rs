@@ -14,6 +14,7 @@ use crate::cleaner::Cleaner;
 use crate::guest::{self, Equipment, Work};
 use crate::kernel::Kernel;
 use crate::machine::{Files, Machine};
+use crate::monitor;
 use crate::packages::finish;
 use crate::verdict::{Verdict, first_trouble};
 
@@ -42,7 +43,7 @@ pub struct Limits {
     pub kill_after: Option<Duration>,
 }
 
-/// Puts a machine together and watches it. If the emulator has killed it, tries once more.
+/// Puts a machine together and watches it.
 ///
 /// # Errors
 /// As for [`Run::prepare`] and [`Run::watch`].
@@ -53,13 +54,7 @@ pub fn perform(
     kept: Option<&Path>,
     (machine, limits): (&Machine, Limits),
 ) -> Result<Verdict> {
-    let attempt = || Run::prepare(kernel, work, equipment, kept)?.watch(machine, limits);
-    let verdict = attempt()?;
-    if !verdict.is_emulators_fault {
-        return Ok(verdict);
-    }
-    println!("the emulator failed at the start, as versions before 8.1 sometimes do: trying again");
-    attempt()
+    Run::prepare(kernel, work, equipment, kept)?.watch(machine, limits)
 }
 
 impl<'a> Run<'a> {
@@ -116,7 +111,9 @@ impl<'a> Run<'a> {
         let mut child = self.start(machine, false)?;
         let (lines, reader) = lines_of(&mut child)?;
         let mut verdict = Verdict::default();
-        follow(&lines, limits, &mut verdict);
+        if follow(&lines, limits, &mut verdict) == Watch::Hung {
+            show_processors();
+        }
         // The machine is off already, unless it has reached a limit.
         child.kill()?;
         child.wait()?;
@@ -175,8 +172,32 @@ fn lines_of(child: &mut Child) -> Result<(Receiver<String>, JoinHandle<()>)> {
     Ok((lines, reader))
 }
 
+/// Looks at the processors, and the time between the looks.
+const LOOKS: (u32, Duration) = (3, Duration::from_secs(1));
+
+/// Shows where the processors of a machine that hangs are, several times, because one that runs in
+/// a circle is at a different place each time.
+fn show_processors() {
+    for _ in 0..LOOKS.0 {
+        match monitor::processors() {
+            Ok(lines) => lines.iter().for_each(|line| println!("    hangs: {line}")),
+            Err(error) => return println!("    hangs: the emulator does not answer: {error}"),
+        }
+        thread::sleep(LOOKS.1);
+    }
+}
+
+/// Why the lab watches no longer.
+#[derive(Debug, PartialEq, Eq)]
+enum Watch {
+    /// The machine is off, or dies as planned.
+    Over,
+    /// A program takes too long.
+    Hung,
+}
+
 /// Reads and shows lines until there are no more or a limit is reached.
-fn follow(lines: &Receiver<String>, limits: Limits, verdict: &mut Verdict) {
+fn follow(lines: &Receiver<String>, limits: Limits, verdict: &mut Verdict) -> Watch {
     let mut deadline = Instant::now() + limits.patience;
     let mut death = None;
     loop {
@@ -190,15 +211,14 @@ fn follow(lines: &Receiver<String>, limits: Limits, verdict: &mut Verdict) {
                     death = limits.kill_after.map(|after| Instant::now() + after);
                 }
             }
-            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Disconnected) => return Watch::Over,
             Err(RecvTimeoutError::Timeout) if death.is_some_and(|death| death <= deadline) => {
                 verdict.killed();
-                break;
+                return Watch::Over;
             }
             Err(RecvTimeoutError::Timeout) => {
-                let seconds = limits.patience.as_secs();
-                verdict.fail(format!("nothing new for {seconds} s; --patience may be longer"));
-                break;
+                verdict.hung(limits.patience);
+                return Watch::Hung;
             }
         }
     }
@@ -227,7 +247,7 @@ mod tests {
         let (mut verdict, time) = said(&["lab: begin a"], limits);
         verdict.end("");
         assert!(time >= SHORT);
-        assert!(verdict.troubles[0].contains("nothing new"), "{:?}", verdict.troubles);
+        assert!(verdict.troubles[0].starts_with("a: nothing new"), "{:?}", verdict.troubles);
     }
 
     #[test]

@@ -2,10 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-/// The complaint of a kernel that patches its own code at the start, in an emulator before version
-/// 8.1 that lets another processor execute the old code.
-const EMULATORS_FAULT: &str = "Oops: int3";
-
 /// Lines of the kernel's messages that are shown from its first complaint on.
 const CONTEXT: usize = 60;
 
@@ -52,11 +48,8 @@ pub struct Verdict {
     pub failed: u64,
     /// The failures, in words.
     pub troubles: Vec<String>,
-    /// A fault of the emulator has killed the machine at its start.
-    pub is_emulators_fault: bool,
     /// The time of each program that has ended.
     times: Vec<(Duration, String)>,
-    has_begun: bool,
     running: Option<Program>,
     ending: Ending,
 }
@@ -105,7 +98,6 @@ impl Verdict {
         let mut parts = words.splitn(3, ' ');
         match (parts.next(), parts.next(), parts.next()) {
             (Some("begin"), Some(name), _) => {
-                self.has_begun = true;
                 let (name, start) = (name.to_owned(), Instant::now());
                 self.running = Some(Program { name, start, failed: 0, has_tests: false });
             }
@@ -128,6 +120,13 @@ impl Verdict {
         }
     }
 
+    /// What runs takes longer than the limit, and the lab does not wait for it any more.
+    pub fn hung(&mut self, limit: Duration) {
+        let name = self.running.as_ref().map_or("the machine", |program| &program.name);
+        let seconds = limit.as_secs();
+        self.fail(format!("{name}: nothing new for {seconds} s; --patience may be longer"));
+    }
+
     /// The lab kills the machine now, during its work, as planned.
     pub fn killed(&mut self) {
         self.ending = Ending::Killed;
@@ -148,7 +147,6 @@ impl Verdict {
             }
             (_, None) => self.fail("the machine ended before its work".to_owned()),
         }
-        self.is_emulators_fault = !self.has_begun && messages.contains(EMULATORS_FAULT);
         for line in messages.lines().filter(|line| is_trouble(line)) {
             self.fail(format!("the kernel said: {}", line.trim_end()));
         }
@@ -243,14 +241,6 @@ mod tests {
         let killed = verdict(&lines, "");
         assert_eq!((killed.failed, killed.troubles.len()), (1, 1));
         assert_eq!(verdict(&["lab: failed to load brd", "lab: done"], "").failed, 1);
-    }
-
-    #[test]
-    fn the_emulator_is_blamed_only_for_the_start() {
-        let oops = "[    2.8] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI";
-        assert!(verdict(&[], oops).is_emulators_fault);
-        assert!(!verdict(&["lab: begin vm"], oops).is_emulators_fault);
-        assert!(!verdict(&[], "[    2.8] Oops: 0002").is_emulators_fault);
     }
 
     #[test]

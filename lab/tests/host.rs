@@ -23,7 +23,8 @@ fn lab(arguments: &[&str]) -> Command {
 
 fn lab_with(kernel: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lab"));
-    command.args(["--kernel", kernel, "--cache"]).arg(cache()).args(arguments);
+    // Other machines run at the same time.
+    command.args(["--kernel", kernel, "--in-turn", "--cache"]).arg(cache()).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -78,11 +79,17 @@ fn run_on(kernel: &str, folder: &Path, line: &str) -> (bool, String) {
     (output.status.success(), text(&output))
 }
 
-/// The cleaners of the labs that this process started.
-fn folders() -> Vec<PathBuf> {
-    let entries = fs::read_dir(cache().join(KERNEL)).unwrap().flatten();
-    let paths = entries.map(|entry| entry.path());
-    paths.filter(|path| path.to_string_lossy().contains("/run-")).collect()
+/// The folder that the cleaner of a lab removes. Other labs run at the same time.
+fn folder_of(lab: &Child) -> PathBuf {
+    let text = |path: String| fs::read_to_string(path).unwrap_or_default();
+    let threads = fs::read_dir(format!("/proc/{}/task", lab.id())).unwrap().flatten();
+    let children = threads.map(|thread| text(format!("{}/children", thread.path().display())));
+    let children: Vec<String> =
+        children.flat_map(|list| list.split(' ').map(str::to_owned).collect::<Vec<_>>()).collect();
+    let commands = children.iter().map(|child| text(format!("/proc/{child}/cmdline")));
+    let last = |words: String| words.trim_end_matches('\0').rsplit('\0').next().map(PathBuf::from);
+    let mut folders = commands.filter_map(last).filter(|path| path.is_dir());
+    folders.next().unwrap()
 }
 
 #[test]
@@ -93,6 +100,18 @@ fn a_module_is_loaded_with_its_parameters_and_unloaded_afterwards() {
     assert!(is_well, "{said}");
     assert!(said.lines().any(|line| line.trim() == "7"), "{said}");
     assert!(said.ends_with("1 passed, 0 failed\n"), "{said}");
+}
+
+#[test]
+#[ignore = "starts a machine"]
+fn a_program_that_hangs_is_named_and_the_processors_are_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = script(folder.path(), "sleep 1000");
+    let output = lab(&["run", "--patience", "200", &script]).output().unwrap();
+    let said = text(&output);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("script: nothing new for 200 s"), "{said}");
+    assert!(said.contains("hangs: CPU#0: RIP="), "{said}");
 }
 
 #[test]
@@ -178,7 +197,11 @@ fn a_shell_answers_and_has_the_given_programs() {
     let messages = cache().join(format!("messages-{KERNEL}-shell"));
     fs::remove_file(&messages).ok();
     let arguments = ["--name", "shell", "--file", "cat42=/bin/cat", "shell"];
-    let mut child = lab(&arguments).stdin(Stdio::piped()).spawn().unwrap();
+    // The lab waits as long as a user wants.
+    let lab = lab(&arguments);
+    let mut bounded = Command::new("timeout");
+    bounded.arg("600").arg(lab.get_program()).args(lab.get_args());
+    let mut child = bounded.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
     let has_answered = Arc::new(AtomicBool::new(false));
     let is_enough = Arc::clone(&has_answered);
@@ -208,16 +231,15 @@ fn a_shell_answers_and_has_the_given_programs() {
 #[ignore = "starts a machine"]
 fn a_killed_lab_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let others = folders();
     let script = script(folder.path(), "sleep 600");
     let mut child = lab(&["run", &script]).spawn().unwrap();
     lines(&mut child).find(|line| line.contains("lab: begin"));
-    let ours: Vec<_> = folders().into_iter().filter(|path| !others.contains(path)).collect();
-    assert!(!ours.is_empty());
+    let ours = folder_of(&child);
+    assert!(ours.to_string_lossy().contains("/run-"), "{ours:?}");
     child.kill().unwrap();
     child.wait().unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
-    while ours.iter().any(|path| path.exists()) {
+    while ours.exists() {
         assert!(Instant::now() < deadline, "{ours:?}");
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -5,10 +5,11 @@
 //! with [`EXIT_CODE`]. A second signal ends the process at once.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
+use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -41,15 +42,21 @@ fn install() -> io::Result<()> {
     if WAKE.set(wake).is_err() {
         return Ok(());
     }
-    let ignored = ignored_signals();
+    let (early, ignored) = (Arc::new(AtomicBool::new(false)), ignored_signals());
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         // A signal that nohup or a shell has switched off for a job in the background stays off.
         if ignored & 1 << (signal - 1) != 0 {
             continue;
         }
+        // The first: a signal while the others are being registered must not be forgotten.
+        flag::register(signal, Arc::clone(&early))?;
         flag::register_conditional_shutdown(signal, i32::from(EXIT_CODE), &SIGNAL_CAME)?;
         flag::register(signal, &SIGNAL_CAME)?;
         pipe::register(signal, signalled.try_clone()?)?;
+    }
+    if early.load(Ordering::SeqCst) {
+        SIGNAL_CAME.store(true, Ordering::SeqCst);
+        (&signalled).write_all(&[0])?;
     }
     Ok(())
 }
@@ -64,6 +71,14 @@ fn ignored_signals() -> u64 {
 /// Whether a signal has asked the command to end.
 pub fn signal_came() -> bool {
     SIGNAL_CAME.load(Ordering::SeqCst)
+}
+
+/// What a function that is told the progress returns: a signal ends the work.
+pub fn flow() -> ControlFlow<()> {
+    match signal_came() {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    }
 }
 
 /// Ends the command after a signal. A command calls this before each record.

@@ -18,4 +18,10 @@ fn the_doctor_says_what_works() {
     assert_eq!(&value["best"], best);
     let backend = best["backend"].as_str().unwrap();
     assert!(said.contains(&format!("programs get: {backend}")), "{said}");
+    // Ring 0 is no backend, and so never what programs get.
+    let works = value["ring_0"]["works"].as_bool().unwrap();
+    let expected = if works { "ring 0: works (" } else { "ring 0: does not work (" };
+    assert!(said.contains(expected), "{said}");
+    assert!(said.contains("; no cache uses it yet"), "{said}");
+    assert!(!value["ring_0"]["about"].as_str().unwrap().is_empty());
 }

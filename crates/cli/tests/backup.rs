@@ -99,11 +99,11 @@ fn a_store_that_another_process_has_open_is_refused_with_what_to_do() {
     assert_eq!(left, ["a.vellum", "full"]);
 }
 
-/// A backup that takes long, after it has begun to write.
+/// A backup that takes longer than the test, after it has begun to write.
 fn slow(folder: &Folder, store: &str) -> Child {
     let mut backup = Command::new("env");
     backup.args(["--default-signal=INT,TERM,HUP", env!("CARGO_BIN_EXE_vellum"), "backup", store]);
-    backup.args([&folder.name("full"), "--rate", "40KiB"]);
+    backup.args([&folder.name("full"), "--rate", "1KiB"]);
     let child = backup.stderr(Stdio::piped()).spawn().unwrap();
     let is_new = |name: &String| name.starts_with(".full.");
     eventually("the backup has begun", || names(folder).iter().any(is_new));

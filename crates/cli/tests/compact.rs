@@ -56,6 +56,32 @@ fn a_store_gets_shorter_and_keeps_its_entries() {
     }
 }
 
+/// The pages of a removed tree that are damaged stay in use, and nothing refers to them.
+#[test]
+fn lost_pages_are_free_again() {
+    let folder = Folder::new();
+    let name = folder.name("a.vellum");
+    succeeded(run_with_input(&["load", &name], dump("large", 2000).as_bytes()));
+    succeeded(run_with_input(&["load", &name], dump("small", 100).as_bytes()));
+    let mut bytes = fs::read(&name).unwrap();
+    let key = |number: u64| format!("{number:0300}").into_bytes();
+    let damaged = (0..bytes.len() - 300).find(|at| bytes[*at..*at + 300] == key(1000)).unwrap();
+    bytes[damaged + 10] ^= 1;
+    fs::write(&name, &bytes).unwrap();
+    let said = fails(&["check", "--free-lost", &name]);
+    assert!(said.contains("damaged in 1 places"), "{said}");
+    ok(&["rm", &name, "--tree", "large", "--all"]);
+    let said = text(&["check", &name]);
+    assert!(said.contains("\n1 pages are lost") && said.contains("sound"), "{said}");
+    let dumped = text(&["dump", &name]);
+    let said = text(&["check", "--free-lost", "--json", &name]);
+    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&report["lost_pages"], &report["freed_pages"]), (&1.into(), &1.into()), "{report}");
+    let said = text(&["check", "--free-lost", &name]);
+    assert!(!said.contains("lost") && said.contains("sound"), "{said}");
+    assert_eq!(text(&["dump", &name]), dumped);
+}
+
 #[test]
 fn what_is_no_store_is_refused() {
     let folder = Folder::new();

@@ -44,5 +44,9 @@ fn a_file_with_a_table_shows_it() {
     assert_eq!(value["ephemeral_mappings"], 0);
     let probe: Value = serde_json::from_slice(&ok(&["dax", "probe", "--json"])).unwrap();
     assert_eq!((&probe["machine"]["ephemeral"], &probe["file"]), (&"table".into(), &Value::Null));
-    ok(&["dax", "tables"]);
+    // The command above has used the table, and it was the last.
+    let tables = text(&["dax", "tables"]);
+    assert!(tables.contains(" pages 2560 ") && tables.contains(" kept 1 "), "{tables}");
+    let last = tables.lines().last().unwrap();
+    assert!(last.contains(" used again") && !last.contains(" 0 are kept"), "{last}");
 }

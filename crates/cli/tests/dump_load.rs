@@ -151,7 +151,7 @@ fn a_dump_that_is_interrupted_leaves_no_file() {
     let (mut complete, mut interrupted) = (0, 0);
     // How far a dump gets before the signal depends on the machine. The test repeats until both a
     // complete and an interrupted dump were seen.
-    for round in 0..30 {
+    for round in 0..200 {
         if complete > 0 && interrupted > 0 {
             break;
         }
@@ -161,8 +161,8 @@ fn a_dump_that_is_interrupted_leaves_no_file() {
         // Once the file exists, under any name, the dump is under way.
         let files = || std::fs::read_dir(folder.path("")).unwrap().count();
         while files() == 1 && child.try_wait().unwrap().is_none() {}
-        // The first signal comes at once, each further one later.
-        let later = if round % 2 == 0 { 0 } else { 1 << (round / 2) };
+        // Every other signal comes at once, each further one later until a dump was complete.
+        let later = if round % 2 == 0 || complete > 0 { 0 } else { 1 << (round / 2).min(14) };
         std::thread::sleep(std::time::Duration::from_millis(later));
         let number = child.id().to_string();
         Command::new("kill").arg(number).stderr(Stdio::null()).status().unwrap();

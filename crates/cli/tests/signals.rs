@@ -104,20 +104,42 @@ fn a_second_signal_ends_at_once() {
     feeder.join().unwrap();
 }
 
-/// Sends SIGTERM to a command after ever longer times, until the command ends before the signal.
-/// The store must open each time. `renew` restores the store before each run.
+/// Waits until a process handles SIGTERM, or has ended.
+fn wait_for_handlers(child: &mut Child) {
+    let place = format!("/proc/{}/status", child.id());
+    let handles_term = || {
+        let status = std::fs::read_to_string(&place).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap() & 1 << 14 != 0
+    };
+    while !handles_term() && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+}
+
+/// Sends SIGTERM to a command after ever longer times, until the command ends before the signal: in
+/// even rounds from its start on, in odd ones from the moment on from which it handles the signal,
+/// which may come late. The store must open each time. `renew` restores the store before each run.
 fn interrupt_at_ever_later_times(store: &str, arguments: &[&str], renew: impl Fn()) {
     let mut asked = 0;
     for round in 0..50 {
         renew();
         let mut child = command(arguments).stderr(Stdio::piped()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(3 * round));
+        if round % 2 == 1 {
+            wait_for_handlers(&mut child);
+        }
+        // In the first odd round at once.
+        std::thread::sleep(Duration::from_millis(3 * (round - round % 2)));
         if child.try_wait().unwrap().is_none() {
             signal(&child, "TERM");
         }
         let status: ExitStatus = child.wait().unwrap();
-        if status.success() {
+        if status.success() && asked > 0 {
             break;
+        }
+        if status.success() {
+            // This process was paused for as long as the command took.
+            continue;
         }
         // The signal killed the command before it had handlers, or asked it to end.
         assert!(status.signal() == Some(15) || status.code() == Some(130), "{status}");

@@ -30,6 +30,7 @@ mod out_of_memory;
 mod page_access;
 mod policy;
 mod recovery;
+mod resize;
 mod snapshots;
 mod states;
 mod table2;
@@ -66,6 +67,7 @@ pub const ALL: &[Experiment] = &[
     tpcc::TPCC,
     tpcc::TPCC_TRANSACTIONS,
     data_sizes::DATA_SIZES,
+    resize::RESIZE,
     exmap::ALLOCATION,
     exmap::INTERFACES,
     exmap::TABLES,
@@ -81,4 +83,5 @@ pub const ALL: &[Experiment] = &[
     dax::DAX_MAP,
     dax::DAX_ONCE,
     aquila::AQUILA_PREFAULT,
+    aquila::AQUILA_RANDOM,
 ];

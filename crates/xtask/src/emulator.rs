@@ -9,34 +9,33 @@ use crate::workspace::Outcome;
 /// The program.
 const EMULATOR: &str = "qemu-system-x86_64";
 
-/// In older versions, if a kernel changes code while several processors run it, a processor
-/// sometimes executes the old code or hangs. Then guests die of an `int3`, or hang.
+/// Older versions do not know all properties of the lab's processor. They are unsound, too: if a
+/// kernel changes code while several processors run it, a processor sometimes executes the old code
+/// or hangs.
 const SOUND: (u32, u32) = (8, 1);
 
 /// The suite of Debian 12 that has it.
 const BACKPORTS: &str = "bookworm-backports";
 const PACKAGE: &str = "qemu-system-x86";
 
-/// Installs a sound emulator if that is possible. If not, the lab works with the emulator that the
-/// machine has, after a warning.
-pub fn ensure() {
+/// Makes sure that the machine has a sound emulator, or on Debian 12 installs one. Elsewhere the
+/// distribution's is sound.
+///
+/// # Errors
+/// If it cannot; with the command that installs one.
+pub fn ensure() -> Outcome {
     let version = version();
     if version.is_some_and(|version| version >= SOUND) || !is_debian_12() {
-        return;
+        return Ok(());
     }
     if !is_root() || !on_path("apt-get") {
-        if version.is_some() {
-            println!(
-                "{EMULATOR} is older than 8.1, and guests sometimes fail; apt-get install -t \
-                 {BACKPORTS} {PACKAGE}"
-            );
-        }
-        return;
+        return Err(format!(
+            "the lab needs {EMULATOR} 8.1 or newer; run: sudo apt-get install -y -t {BACKPORTS} \
+             {PACKAGE}"
+        ));
     }
     println!("installing {PACKAGE} from {BACKPORTS}");
-    if let Err(reason) = install() {
-        println!("the lab continues without it, and guests sometimes fail: {reason}");
-    }
+    install()
 }
 
 /// Installs it without a change to the machine's list of sources.

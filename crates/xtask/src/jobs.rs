@@ -3,16 +3,21 @@
 use std::collections::VecDeque;
 use std::num::NonZero;
 use std::process::Command;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::excerpt;
+use crate::steps::{self, lock};
 use crate::workspace::Outcome;
-use crate::{excerpt, steps};
 
 /// The most programs at a time, because a program that runs a machine takes some GiB of memory.
 const MOST: usize = 4;
+
+/// After this time without a line, the jobs that run are named: if one of them never ends, a reader
+/// of the output knows which.
+const SILENCE: Duration = Duration::from_secs(300);
 
 /// Jobs that are named with their times at the end.
 const LONGEST: usize = 8;
@@ -47,6 +52,7 @@ pub fn run(jobs: Vec<Job>, at_once: usize) -> Outcome {
     let (shown, queue): (Vec<_>, VecDeque<_>) = jobs.into_iter().map(with_lines).unzip();
     let queue = Mutex::new(queue);
     let failed = Mutex::new(Vec::new());
+    let running = Mutex::new(Vec::new());
     let times = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for _ in 0..at_once {
@@ -54,15 +60,17 @@ pub fn run(jobs: Vec<Job>, at_once: usize) -> Outcome {
                 while let Some((job, lines)) = next(&queue) {
                     let name = job.name.clone();
                     let start = Instant::now();
+                    add(&running, (start, name.clone()));
                     if !perform(job, &lines) {
                         add(&failed, name.clone());
                     }
+                    lock(&running).retain(|(_, other)| *other != name);
                     add(&times, (start.elapsed(), name));
                 }
             });
         }
-        for line in shown.into_iter().flatten() {
-            println!("{line}");
+        for lines in shown {
+            show(&lines, SILENCE, || still_running(&lock(&running)));
         }
     });
     println!("{}", longest(times.into_inner().unwrap_or_else(PoisonError::into_inner)));
@@ -76,11 +84,29 @@ fn with_lines(job: Job) -> (Receiver<String>, (Job, Sender<String>)) {
 }
 
 fn next<T>(queue: &Mutex<VecDeque<T>>) -> Option<T> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    lock(queue).pop_front()
 }
 
 fn add<T>(list: &Mutex<Vec<T>>, value: T) {
-    list.lock().unwrap_or_else(PoisonError::into_inner).push(value);
+    lock(list).push(value);
+}
+
+/// Shows the lines of a job, and `otherwise` whenever there was none for the time.
+fn show(lines: &Receiver<String>, time: Duration, otherwise: impl Fn() -> String) {
+    loop {
+        match lines.recv_timeout(time) {
+            Ok(line) => println!("{line}"),
+            Err(RecvTimeoutError::Timeout) => println!("{}", otherwise()),
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+}
+
+/// The line that names the jobs that have not ended.
+fn still_running(jobs: &[(Instant, String)]) -> String {
+    let word =
+        |(start, name): &(Instant, String)| format!("{name} {} s", start.elapsed().as_secs());
+    format!("still running: {}", jobs.iter().map(word).collect::<Vec<_>>().join(", "))
 }
 
 /// The line that names the jobs that took longest.
@@ -97,7 +123,7 @@ fn perform(job: Job, lines: &Sender<String>) -> bool {
     // The receiver lives until all jobs have ended.
     let say = |line: String| drop(lines.send(line));
     say(format!("begins: {}", job.name));
-    let outcome = steps::pipe(job.command, say);
+    let outcome = steps::pipe(job.command, Duration::MAX, |_| (), say);
     let seconds = start.elapsed().as_secs_f64();
     match outcome {
         Ok(true) => say(format!("succeeded after {seconds:.0} s: {}", job.name)),
@@ -109,6 +135,8 @@ fn perform(job: Job, lines: &Sender<String>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     fn shell(name: &str, script: &str) -> Job {
@@ -139,6 +167,21 @@ mod tests {
         let named = longest((1..100).map(time).collect());
         assert!(named.starts_with("longest: job 99 99 s, job 98 98 s, "), "{named}");
         assert!(named.ends_with(", job 92 92 s"), "{named}");
+    }
+
+    #[test]
+    fn a_silent_job_is_named() {
+        let (sender, lines) = mpsc::channel();
+        // The channel ends after the second time.
+        let times = Cell::new(0);
+        let sender = Cell::new(Some(sender));
+        show(&lines, Duration::from_millis(1), || {
+            times.set(times.get() + 1);
+            sender.set(sender.take().filter(|_| times.get() < 2));
+            String::new()
+        });
+        assert_eq!(times.get(), 2);
+        assert_eq!(still_running(&[(Instant::now(), "a".to_owned())]), "still running: a 0 s");
     }
 
     #[test]

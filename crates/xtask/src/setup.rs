@@ -76,7 +76,7 @@ pub fn ensure(need: Need) -> Outcome {
         install_programs(ROCKSDB_PROGRAMS)?;
     }
     if need == Need::Lab {
-        emulator::ensure();
+        emulator::ensure()?;
         install_programs(LAB_PROGRAMS)?;
     }
     if need == Need::KernelBuild {

@@ -10,12 +10,20 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::excerpt;
 use crate::workspace::Outcome;
+
+/// How often a program is killed with all that it has started, before the rest is left alone.
+const KILLS: u32 = 1000;
+/// The time between two kills, in which processes may end.
+const KILL_PAUSE: Duration = Duration::from_millis(10);
 
 /// Named work of one step.
 pub struct Step {
@@ -65,6 +73,24 @@ fn idle(command: &Command) -> Command {
     idle
 }
 
+/// When a step has ended, the program that runs meanwhile is made as others after these pauses.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Lets a program, and all that it has started, run as others do.
+fn hurry(program: u32) {
+    for process in family(program) {
+        let mut chrt = Command::new("chrt");
+        chrt.args(["--all-tasks", "--other", "--pid", "0", &process.to_string()]);
+        chrt.stdout(Stdio::null()).stderr(Stdio::null()).status().ok();
+    }
+}
+
+/// Locks a value, also after a panic of another thread that held it.
+pub fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Tests counted over all steps.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Tally {
@@ -79,35 +105,56 @@ struct Done {
     seconds: f64,
 }
 
+/// How to run the steps.
+#[derive(Clone, Copy)]
+pub struct How<'a> {
+    /// Shows the whole output.
+    pub verbose: bool,
+    /// The time that the program of a step may take; then it is killed, and the step has failed.
+    pub limit: Duration,
+    /// The folder that keeps the output of failed steps.
+    pub kept: &'a Path,
+}
+
 /// What is known of the steps so far.
 struct Report<'a> {
     count: usize,
     begun: usize,
-    verbose: bool,
-    kept: &'a Path,
+    how: How<'a>,
     tally: Tally,
     failures: Vec<&'static str>,
     reasons: Vec<String>,
 }
 
 /// Runs all steps, even after one has failed, and prints `N passed, N failed` as the last line.
-/// Keeps the output of failed steps in the folder.
 ///
 /// # Errors
 /// Names the steps that failed.
-pub fn run(steps: Vec<Step>, verbose: bool, kept: &Path) -> Outcome {
+pub fn run(steps: Vec<Step>, how: How<'_>) -> Outcome {
     let count = steps.iter().map(|step| 1 + step.meanwhile.len()).sum();
     let (tally, failures, reasons) = (Tally::default(), Vec::new(), Vec::new());
-    let mut report = Report { count, begun: 0, verbose, kept, tally, failures, reasons };
+    let mut report = Report { count, begun: 0, how, tally, failures, reasons };
     let start = Instant::now();
     for Step { name, action, meanwhile } in steps {
         report.begin(name)?;
+        let running = Mutex::new(None);
         let (done, others) = thread::scope(|scope| {
-            let perform_quietly =
-                |(name, command)| (name, timed(|| perform(Action::Program(command), false)));
+            let perform_idle =
+                |(name, command)| (name, timed(|| perform_idle(command, how, &running)));
             let others =
-                scope.spawn(move || meanwhile.into_iter().map(perform_quietly).collect::<Vec<_>>());
-            (timed(|| perform(action, verbose)), others.join())
+                scope.spawn(move || meanwhile.into_iter().map(perform_idle).collect::<Vec<_>>());
+            let done = timed(|| perform(action, how));
+            // They hardly ran if other programs of this machine wanted its processors. Again and
+            // again, because a program takes its idle priority only after it has begun, and leaves
+            // it to what it starts.
+            let mut pause = FIRST_PAUSE;
+            while !others.is_finished() {
+                let program = *lock(&running);
+                program.into_iter().for_each(hurry);
+                thread::sleep(pause);
+                pause = LONGEST_PAUSE.min(2 * pause);
+            }
+            (done, others.join())
         });
         report.end(name, &done);
         for (name, done) in others.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
@@ -131,7 +178,7 @@ impl Report<'_> {
     fn begin(&mut self, name: &str) -> Outcome {
         self.begun += 1;
         print!("[{}/{}] {name:<24}", self.begun, self.count);
-        if self.verbose {
+        if self.how.verbose {
             println!();
         }
         std::io::stdout().flush().map_err(|error| error.to_string())
@@ -139,11 +186,11 @@ impl Report<'_> {
 
     fn end(&mut self, name: &'static str, done: &Done) {
         let Done { ok, ref lines, seconds } = *done;
-        if !ok && !self.verbose {
-            show(name, lines, self.kept);
+        if !ok && !self.how.verbose {
+            show(name, lines, self.how.kept);
         }
         println!("{} {seconds:7.1} s", if ok { "ok    " } else { "FAILED" });
-        if !self.verbose {
+        if !self.how.verbose {
             for line in lines.iter().filter(|line| line.starts_with(excerpt::LONGEST)) {
                 println!("    {line}");
             }
@@ -165,17 +212,30 @@ fn timed(perform: impl FnOnce() -> (bool, Vec<String>)) -> Done {
     Done { ok, lines, seconds: start.elapsed().as_secs_f64() }
 }
 
-fn perform(action: Action, verbose: bool) -> (bool, Vec<String>) {
+fn perform(action: Action, how: How<'_>) -> (bool, Vec<String>) {
     match action {
-        Action::Program(command) => match program(command, verbose) {
-            Ok(result) => result,
-            Err(reason) => (false, vec![reason]),
-        },
+        Action::Program(command) => perform_program(command, how, |_| ()),
         Action::Function(work) => match work() {
             Ok(()) => (true, Vec::new()),
             Err(reason) => (false, vec![reason]),
         },
     }
+}
+
+/// Runs a program while another step runs, and notes it while it runs.
+fn perform_idle(
+    command: Command,
+    how: How<'_>,
+    running: &Mutex<Option<u32>>,
+) -> (bool, Vec<String>) {
+    let begun = |program| *lock(running) = Some(program);
+    let done = perform_program(command, How { verbose: false, ..how }, begun);
+    *lock(running) = None;
+    done
+}
+
+fn perform_program(command: Command, how: How<'_>, begun: impl FnOnce(u32)) -> (bool, Vec<String>) {
+    program(command, how, begun).unwrap_or_else(|reason| (false, vec![reason]))
 }
 
 /// The important part of a failed step's output, and the file that has all of it.
@@ -193,10 +253,14 @@ fn show(name: &str, lines: &[String], kept: &Path) {
 }
 
 /// Runs a program; returns its success and its lines.
-fn program(command: Command, verbose: bool) -> Outcome<(bool, Vec<String>)> {
+fn program(
+    command: Command,
+    how: How<'_>,
+    begun: impl FnOnce(u32),
+) -> Outcome<(bool, Vec<String>)> {
     let mut lines = Vec::new();
-    let is_success = pipe(command, |line| {
-        if verbose {
+    let is_success = pipe(command, how.limit, begun, |line| {
+        if how.verbose {
             println!("    {line}");
         }
         lines.push(line);
@@ -205,22 +269,124 @@ fn program(command: Command, verbose: bool) -> Outcome<(bool, Vec<String>)> {
 }
 
 /// Runs a program with both of its output streams in one pipe, and hands on each line as it comes;
-/// true if it succeeds.
+/// true if it succeeds. Tells `begun` its number first. When it has taken as long as the limit, it
+/// is killed with all that it has started, and the last line says so.
 ///
 /// # Errors
 /// If it does not start.
-pub fn pipe(mut command: Command, mut each_line: impl FnMut(String)) -> Outcome<bool> {
+pub fn pipe(
+    mut command: Command,
+    limit: Duration,
+    begun: impl FnOnce(u32),
+    mut each_line: impl FnMut(String),
+) -> Outcome<bool> {
     let describe = |error: std::io::Error| format!("the program does not start: {error}");
     let (reader, writer) = std::io::pipe().map_err(describe)?;
-    command.stdin(Stdio::null());
+    let mark = new_mark();
+    command.stdin(Stdio::null()).env(MARK, &mark);
     command.stdout(writer.try_clone().map_err(describe)?).stderr(writer);
     let mut child = command.spawn().map_err(describe)?;
     // The command owns the writing ends of the pipe. While it exists, the pipe does not end.
     drop(command);
-    for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
-        each_line(String::from_utf8_lossy(&line).into_owned());
+    begun(child.id());
+    let (sender, lines) = mpsc::channel();
+    // This thread is not joined: a program that escapes the kill may keep the pipe open.
+    thread::spawn(move || {
+        let lines = BufReader::new(reader).split(b'\n').map_while(Result::ok);
+        for line in lines {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    let start = Instant::now();
+    loop {
+        match lines.recv_timeout(limit.saturating_sub(start.elapsed())) {
+            Ok(line) => each_line(line),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Ok(child.wait().map_err(describe)?.success());
+            }
+            Err(RecvTimeoutError::Timeout) => break,
+        }
     }
-    Ok(child.wait().map_err(describe)?.success())
+    kill(&mut child, &mark);
+    lines.try_iter().for_each(&mut each_line);
+    each_line(format!("failed: not at its end after {} s, so it was killed", limit.as_secs()));
+    Ok(false)
+}
+
+/// The variable that tells which program a process belongs to, also if the parent of the process
+/// has ended, or the process has a session of its own.
+const MARK: &str = "XTASK_PROGRAM";
+
+/// A value of [`MARK`] for a program that starts now: that of this process, and a part of its own.
+fn new_mark() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let outer = std::env::var(MARK).unwrap_or_default();
+    format!("{outer}/{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The processes with a mark, or with one that begins with it.
+fn marked(mark: &str) -> Vec<u32> {
+    let has_mark = |process: &u32| {
+        let variables = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
+        let mut values = variables.split(|byte| *byte == 0).filter_map(|variable| {
+            variable
+                .strip_prefix(MARK.as_bytes())?
+                .strip_prefix(b"=")?
+                .strip_prefix(mark.as_bytes())
+        });
+        values.any(|rest| matches!(rest, [] | [b'/', ..]))
+    };
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    processes.filter(has_mark).collect()
+}
+
+/// Whether a process exists that has not ended. If it has ended, its parent may not know it yet.
+fn runs(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"));
+    stat.is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
+}
+
+/// Kills a program and all that it has started.
+fn kill(child: &mut Child, mark: &str) {
+    // Several times, because a process may start another one before it is killed.
+    for _ in 0..KILLS {
+        let all = family(child.id()).into_iter().chain(marked(mark));
+        let numbers: Vec<String> = all.filter(|it| runs(*it)).map(|it| it.to_string()).collect();
+        if numbers.is_empty() {
+            break;
+        }
+        let mut kill = Command::new("sh");
+        kill.args(["-c", "kill -9 \"$@\"", "kill"]).args(numbers);
+        kill.stderr(Stdio::null()).status().ok();
+        thread::sleep(KILL_PAUSE);
+    }
+    child.kill().ok();
+    child.wait().ok();
+}
+
+/// A program and all that it has started, as far as their parents live.
+fn family(program: u32) -> Vec<u32> {
+    let mut family = vec![program];
+    let mut at = 0;
+    while let Some(&parent) = family.get(at) {
+        family.extend(children(parent));
+        at += 1;
+    }
+    family
+}
+
+/// The children of all threads of a process.
+fn children(process: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let lists =
+        threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().flat_map(str::parse).collect::<Vec<_>>())
+        .collect()
 }
 
 /// Sums libtest's closing lines: `test result: ok. 12 passed; 0 failed; 1 ignored; ...`.
@@ -247,10 +413,17 @@ fn count_tests(lines: &[String]) -> Tally {
 mod tests {
     use super::*;
 
+    /// How long these tests wait for a process. The machine may be busy.
+    const PATIENCE: Duration = Duration::from_secs(200);
+
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         command
+    }
+
+    fn quiet() -> How<'static> {
+        How { verbose: false, limit: Duration::from_secs(600), kept: Path::new("/nowhere") }
     }
 
     #[test]
@@ -267,7 +440,7 @@ mod tests {
 
     #[test]
     fn both_streams_are_kept() {
-        let (ok, mut lines) = program(shell("echo out; echo err >&2"), false).unwrap();
+        let (ok, mut lines) = program(shell("echo out; echo err >&2"), quiet(), |_| ()).unwrap();
         lines.sort();
         assert!(ok);
         assert_eq!(lines, ["err", "out"]);
@@ -275,18 +448,66 @@ mod tests {
 
     #[test]
     fn a_failing_program_fails_its_step() {
-        assert!(!program(shell("exit 3"), false).unwrap().0);
-        assert!(!program(shell("kill -9 $$"), false).unwrap().0);
-        assert!(program(Command::new("a-program-that-nobody-has"), false).is_err());
+        assert!(!program(shell("exit 3"), quiet(), |_| ()).unwrap().0);
+        assert!(!program(shell("kill -9 $$"), quiet(), |_| ()).unwrap().0);
+        assert!(program(Command::new("a-program-that-does-not-exist"), quiet(), |_| ()).is_err());
+    }
+
+    #[test]
+    fn a_program_over_its_limit_is_killed_with_all_that_it_started() {
+        let how = How { limit: Duration::from_millis(300), ..quiet() };
+        let start = Instant::now();
+        let script = "echo begun; sleep 1000 & echo $!; (sh -c 'sleep 1000; true'); true";
+        let (ok, lines) = program(shell(script), how, |_| ()).unwrap();
+        assert!(!ok && start.elapsed() < PATIENCE);
+        assert_eq!(lines[0], "begun");
+        assert!(lines[2].starts_with("failed: not at its end after"), "{lines:?}");
+        assert!(!runs(lines[1].parse().unwrap()), "the sleeper lives");
+    }
+
+    /// Their parent has ended, and they have sessions of their own. One process starts more.
+    #[test]
+    fn what_an_ended_program_has_started_is_killed_at_the_limit() {
+        let script = "echo $XTASK_PROGRAM; setsid sleep 500 & \
+            (for i in 1 2 3 4 5; do setsid sleep 500 & sleep 0.3; done; sleep 500) & true";
+        let how = How { limit: Duration::from_secs(1), ..quiet() };
+        let (ok, lines) = program(shell(script), how, |_| ()).unwrap();
+        assert!(!ok && lines[1].starts_with("failed: not at its end after"), "{lines:?}");
+        let left: Vec<u32> = marked(&lines[0]).into_iter().filter(|it| runs(*it)).collect();
+        assert!(left.is_empty(), "{left:?} live");
+    }
+
+    #[test]
+    fn a_mark_is_of_a_program_and_of_what_it_starts_by_this_program() {
+        let outer = new_mark();
+        let mark = |inner: &str| format!("{outer}{inner}");
+        let mut one = Command::new("sleep").arg("1000").env(MARK, mark("/3-45")).spawn().unwrap();
+        let is_of = |mark: &str| marked(mark).contains(&one.id());
+        let start = Instant::now();
+        // The child has its variables once it is the other program.
+        while !is_of(&outer) {
+            assert!(start.elapsed() < PATIENCE, "it has no mark");
+        }
+        assert!(is_of(&mark("/3-45")) && !is_of(&mark("/3-4")) && !is_of(&new_mark()));
+        kill(&mut one, &outer);
+        assert!(!runs(one.id()));
     }
 
     #[test]
     fn a_step_that_runs_meanwhile_is_the_same_at_idle_priority() {
         let mut command = shell("test $A = a && test -z \"$HOME\" && pwd && chrt --pid $$");
         command.env("A", "a").env_remove("HOME").current_dir("/usr");
-        let (ok, lines) = program(idle(&command), false).unwrap();
+        let (ok, lines) = program(idle(&command), quiet(), |_| ()).unwrap();
         assert!(ok, "{lines:?}");
         assert!(lines[0] == "/usr" && lines[1].ends_with("SCHED_IDLE"), "{lines:?}");
+    }
+
+    #[test]
+    fn a_step_that_runs_meanwhile_is_as_others_once_the_main_one_has_ended() {
+        let meanwhile = shell("while chrt --pid $$ | grep -q IDLE; do sleep 0.01; done");
+        let steps = vec![Step::program("short", shell("true")).meanwhile("idle", &meanwhile)];
+        let limit = Duration::from_secs(200);
+        assert_eq!(run(steps, How { limit, ..quiet() }), Ok(()));
     }
 
     #[test]
@@ -298,12 +519,13 @@ mod tests {
             ]
         };
         let kept = std::env::temp_dir().join(format!("vellum-steps-{}", std::process::id()));
-        assert!(run(steps(false), false, &kept).is_ok());
+        let how = How { kept: &kept, ..quiet() };
+        assert!(run(steps(false), how).is_ok());
         assert!(!kept.exists());
-        assert_eq!(run(steps(true), false, &kept), Err("failed: function".into()));
+        assert_eq!(run(steps(true), how), Err("failed: function".into()));
         assert_eq!(fs::read_to_string(kept.join("function.txt")).unwrap(), "no");
         let idle = Step::program("good", shell("true")).meanwhile("idle", &shell("exit 1"));
-        assert_eq!(run(vec![idle], false, &kept), Err("failed: idle".into()));
+        assert_eq!(run(vec![idle], how), Err("failed: idle".into()));
         fs::remove_dir_all(kept).unwrap();
     }
 }

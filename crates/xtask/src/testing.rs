@@ -1,12 +1,17 @@
 //! The steps of `cargo xtask check`, `cargo xtask test` and `cargo xtask soak`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use crate::artifacts::BUILT;
-use crate::steps::{self, Step};
+use crate::steps::{self, How, Step};
 use crate::workspace::{Outcome, cargo, target};
 use crate::{deb, install, lab, packages, setup, sim, tidy};
+
+/// The time for a step of `cargo xtask check` and `cargo xtask test`: a program that hangs shall
+/// not take the time that the others need for a verdict.
+const LIMIT: Duration = Duration::from_secs(45 * 60);
 
 /// Schedules of each scenario in the model check of `cargo xtask check`.
 const FEW_SCHEDULES: &str = "200";
@@ -34,7 +39,7 @@ pub fn check(root: &Path, verbose: bool) -> Outcome {
     } else {
         list.push(Step::program("module", xtask(root, "lab --short")));
     }
-    steps::run(list, verbose, &failed(root))?;
+    run_all(root, list, verbose, LIMIT)?;
     passed.set()
 }
 
@@ -58,13 +63,14 @@ pub fn test(root: &Path, verbose: bool) -> Outcome {
     list.push(Step::program("Python", python));
     let folder = root.to_path_buf();
     list.push(Step::function("kernel package", move || deb::run(&folder).map(drop)));
+    // Before the lab: both fetch and build parts of the lab's cache, for which the other waits.
+    list.push(Step::program("module's style", xtask(root, "lab --style")));
     // Its machines that look for races run one at a time, and leave a processor idle.
     let lab = Step::program("kernel lab", xtask(root, "lab"))
-        .meanwhile("module's style", &xtask(root, "lab --style"))
         .meanwhile("model check", &model_check(root))
         .meanwhile("documentation", &documentation(root));
     list.push(lab);
-    steps::run(list, verbose, &failed(root))
+    run_all(root, list, verbose, LIMIT)
 }
 
 /// The same tests for longer: `VELLUM_SOAK=1` lengthens them, and ignored tests run as well.
@@ -95,7 +101,7 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     simulator.args(["--seeds", SIMULATED_SEEDS, "--jobs", "2"]);
     list.push(Step::program("simulator", simulator));
     list.push(Step::program("module fuzzer", fuzzer(root)));
-    steps::run(list, verbose, &failed(root))
+    run_all(root, list, verbose, Duration::MAX)
 }
 
 /// The steps without a build: the format and the project's own rules.
@@ -130,9 +136,9 @@ fn fuzzer(root: &Path) -> Command {
     command
 }
 
-/// The folder for the whole output of failed steps.
-fn failed(root: &Path) -> PathBuf {
-    target(root).join("failed")
+/// Runs the steps. The whole output of those that fail is in a folder of the build.
+fn run_all(root: &Path, list: Vec<Step>, verbose: bool, limit: Duration) -> Outcome {
+    steps::run(list, How { verbose, limit, kept: &target(root).join("failed") })
 }
 
 /// A cargo command from its words.

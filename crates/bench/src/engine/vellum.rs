@@ -280,6 +280,7 @@ struct TransactionSession<'a> {
     state: State,
 }
 
+#[allow(clippy::large_enum_variant)] // one for each thread, and a box would cost each transaction
 enum State {
     /// No transaction is open.
     Idle,

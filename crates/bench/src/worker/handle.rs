@@ -135,6 +135,16 @@ impl Worker {
         self.ran(&answer)
     }
 
+    /// Accesses pages of the file that the worker holds, at random.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn access(&mut self, plan: &Plan) -> Result<Measured> {
+        self.send(&Request::Access(plan.clone()))?;
+        let answer = self.receive("accessing pages", Instant::now() + allowed(plan))?;
+        self.ran(&answer)
+    }
+
     /// Runs operations, and samples the resources of the process at the interval `every`.
     ///
     /// # Errors
@@ -371,6 +381,7 @@ fn verb(request: &Request) -> &'static str {
         Request::Usage => "reporting its usage",
         Request::Close => "closing",
         Request::Hold(..) => "getting a file",
+        Request::Access(_) => "accessing pages",
         Request::Stage(_) => "being a step of a pipeline",
         Request::Weigh => "weighing",
         Request::LetGo => "letting go",

@@ -39,6 +39,8 @@ pub enum Request {
     Close,
     /// Get a file, access all of its pages, and keep it.
     Hold(Way, PathBuf),
+    /// Access pages of the file that it holds, at random.
+    Access(Plan),
     /// Be a step of a pipeline, until no more packets come.
     Stage(Stage),
     /// Report the memory of this process.

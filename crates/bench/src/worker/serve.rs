@@ -78,6 +78,10 @@ fn answer(
         Request::Hold(way, path) => {
             return Ok(Response::Held(held.insert(Held::get(&way, &path)?).sum()?));
         }
+        Request::Access(plan) => {
+            let held = held.as_ref().context("no file is held")?;
+            return Ok(Response::Ran(held.access(&plan)?));
+        }
         Request::Stage(stage) => stage.run()?,
         Request::Weigh => return Ok(Response::Weighs(Weight::now())),
         Request::LetGo => *held = None,

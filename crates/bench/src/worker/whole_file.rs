@@ -1,5 +1,5 @@
 //! All bytes of a file in a process: the process reads it, maps it, or gets it from the cache
-//! daemon.
+//! daemon; and random accesses to the pages of a file that is longer than memory.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File};
@@ -8,11 +8,14 @@ use std::path::{Path, PathBuf};
 use std::{ptr, slice};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use serde::{Deserialize, Serialize};
+use vellum_aquila::{Backend, BackendChoice, Options};
 use vellum_morsel::{Access, Client, Mapping};
 
 use crate::machine::kib;
+use crate::workload::values::Random;
+use crate::workload::{Measured, Plan, drive_threads};
 
 /// Bytes of a page.
 const PAGE: usize = 4096;
@@ -26,6 +29,15 @@ pub enum Way {
     Map,
     /// It asks the daemon at this socket.
     Daemon(PathBuf),
+    /// It maps the file, and tells the kernel that it will access pages at random.
+    MapAtRandom,
+    /// The same through a cache of its own (Aquila).
+    Aquila {
+        /// Bytes of the cache.
+        cache: u64,
+        /// Whether the cache reads past the kernel's page cache.
+        direct: bool,
+    },
 }
 
 /// The memory of a process.
@@ -53,6 +65,7 @@ impl Weight {
 pub(super) enum Held {
     File(FileMapping),
     Morsel(Mapping),
+    Aquila(vellum_aquila::Mapping),
 }
 
 impl Held {
@@ -62,6 +75,14 @@ impl Held {
         Ok(match way {
             Way::Read => Held::File(FileMapping::copy_of(&file)?),
             Way::Map => Held::File(FileMapping::new(&file)?),
+            Way::MapAtRandom => Held::File(FileMapping::at_random(&file)?),
+            Way::Aquila { cache, direct } => {
+                let only = BackendChoice::Only(Backend::Userfaultfd);
+                let cache = Options::new(*cache).backend(only).direct_io(*direct).build()?;
+                let mapping = cache.map(&file, .., vellum_aquila::Access::Read)?;
+                mapping.advise(vellum_aquila::Advice::Random)?;
+                Held::Aquila(mapping)
+            }
             Way::Daemon(socket) => {
                 let loaded = Client::new(socket).load(&file, |_| {})?;
                 Held::Morsel(loaded.morsel.map(Access::Read)?)
@@ -71,12 +92,39 @@ impl Held {
 
     /// The sum of each page's first word. Computing it accesses all pages.
     pub(super) fn sum(&self) -> Result<u64> {
-        let bytes = match self {
+        Ok(sum(self.bytes()?))
+    }
+
+    fn bytes(&self) -> Result<&[u8]> {
+        Ok(match self {
             Held::File(mapping) => mapping.bytes(),
             Held::Morsel(mapping) => mapping.view()?,
-        };
-        Ok(sum(bytes))
+            // SAFETY: mapped as long as `self`, and no process writes the file any more.
+            Held::Aquila(mapping) => unsafe {
+                slice::from_raw_parts(mapping.as_ptr(), mapping.len())
+            },
+        })
     }
+
+    /// Accesses pages at random, and checks the first word of each.
+    pub(super) fn access(&self, plan: &Plan) -> Result<Measured> {
+        let bytes = self.bytes()?;
+        let pages = bytes.len() as u64 / PAGE as u64;
+        drive_threads(plan, |_| {
+            Ok(|random: &mut Random| {
+                let page = random.below(pages);
+                let word = bytes[page as usize * PAGE..].first_chunk::<8>();
+                let word = word.map(|word| u64::from_le_bytes(*word));
+                ensure!(word == Some(first_word(page)), "page {page} begins with {word:?}");
+                Ok(1)
+            })
+        })
+    }
+}
+
+/// The first word of a page of a file that [`make`] has made.
+fn first_word(page: u64) -> u64 {
+    (page + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// The sum of each page's first word.
@@ -94,11 +142,14 @@ pub fn make(path: &Path, bytes: u64) -> Result<u64> {
     ensure!(bytes.is_multiple_of(CHUNK as u64), "whole chunks of 1 MiB");
     let mut file = File::create(path).with_context(|| format!("making {}", path.display()))?;
     let mut whole = 0_u64;
-    let mut chunk = vec![0; CHUNK];
+    // Storage that compresses pages shall find nothing in them.
+    let mut random = Random::new(1);
+    let words = (0..CHUNK / 8).flat_map(|_| random.bits().to_le_bytes());
+    let mut chunk: Vec<u8> = words.collect();
     for start in (0..bytes).step_by(CHUNK) {
         for (at, page) in chunk.chunks_mut(PAGE).enumerate() {
-            let number = start / PAGE as u64 + at as u64 + 1;
-            page[..8].copy_from_slice(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+            let word = first_word(start / PAGE as u64 + at as u64);
+            page[..8].copy_from_slice(&word.to_le_bytes());
         }
         whole = whole.wrapping_add(sum(&chunk));
         std::io::Write::write_all(&mut file, &chunk)?;
@@ -128,8 +179,19 @@ impl FileMapping {
     /// # Errors
     /// If it cannot be mapped.
     pub fn new(file: &File) -> Result<FileMapping> {
+        FileMapping::of(file, MapFlags::SHARED | MapFlags::POPULATE)
+    }
+
+    /// For accesses at random: the kernel reads nothing ahead.
+    fn at_random(file: &File) -> Result<FileMapping> {
+        let mapping = FileMapping::of(file, MapFlags::SHARED)?;
+        // SAFETY: the range is the mapping's, and this advice changes no contents.
+        unsafe { madvise(mapping.base.cast(), mapping.length, Advice::Random)? };
+        Ok(mapping)
+    }
+
+    fn of(file: &File, flags: MapFlags) -> Result<FileMapping> {
         let length = usize::try_from(file.metadata()?.len())?;
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: without an address the kernel takes addresses that no mapping uses.
         let base = unsafe { mmap(ptr::null_mut(), length, ProtFlags::READ, flags, file, 0)? };
         Ok(FileMapping { base: base.cast(), length })
@@ -181,6 +243,20 @@ mod tests {
             assert_eq!(held.sum().unwrap(), expected, "{way:?}");
             // Other tests run at the same time, so the process has at least this test's memory.
             assert!(Weight::now().memory >= 2 << 20, "{way:?}");
+        }
+        let plan = Plan { threads: 2, seconds: 0.05, seed: 1 };
+        let cache = 1 << 20;
+        let aquila = [false, true].map(|direct| Way::Aquila { cache, direct });
+        for way in [Way::MapAtRandom].iter().chain(&aquila) {
+            let held = match Held::get(way, &path) {
+                Ok(held) => held,
+                Err(error) => {
+                    println!("left out: {error}");
+                    continue;
+                }
+            };
+            assert_eq!(held.sum().unwrap(), expected, "{way:?}");
+            assert!(held.access(&plan).unwrap().operations > 100, "{way:?}");
         }
         let nobody = Way::Daemon(directory.path().join("socket"));
         assert!(Held::get(&nobody, &path).is_err());

@@ -34,6 +34,21 @@ pub fn drive<'a>(
     plan: &Plan,
     make: impl Fn(usize) -> Box<Operation<'a>> + Sync,
 ) -> Result<Measured> {
+    drive_threads(plan, |thread| {
+        let mut operation = make(thread);
+        let mut session = engine.session()?;
+        Ok(move |random: &mut Random| operation(&mut *session, random))
+    })
+}
+
+/// As [`drive`], for operations that need no engine.
+///
+/// # Errors
+/// The first error of any thread. Then all threads stop.
+pub(crate) fn drive_threads<O: FnMut(&mut Random) -> Result<u64>>(
+    plan: &Plan,
+    make: impl Fn(usize) -> Result<O> + Sync,
+) -> Result<Measured> {
     let begin = Barrier::new(plan.threads + 1);
     let stop = AtomicBool::new(false);
     let counters: Vec<Counter> = (0..plan.threads).map(|_| Counter::default()).collect();
@@ -44,12 +59,10 @@ pub fn drive<'a>(
                 let make = &make;
                 scope.spawn(move || {
                     let seed = plan.seed.wrapping_mul(1_000_003).wrapping_add(thread as u64);
-                    let mut operation = make(thread);
-                    let session = engine.session();
+                    let operation = make(thread);
                     begin.wait();
-                    let result = session.and_then(|mut session| {
-                        repeat(&mut *operation, &mut *session, Random::new(seed), stop, count)
-                    });
+                    let result = operation
+                        .and_then(|operation| repeat(operation, Random::new(seed), stop, count));
                     if result.is_err() {
                         stop.store(true, Ordering::Relaxed);
                     }
@@ -91,8 +104,7 @@ fn histogram() -> Result<Histogram<u64>> {
 }
 
 fn repeat(
-    operation: &mut Operation<'_>,
-    session: &mut dyn Session,
+    mut operation: impl FnMut(&mut Random) -> Result<u64>,
     mut random: Random,
     stop: &AtomicBool,
     count: &AtomicU64,
@@ -102,10 +114,10 @@ fn repeat(
     for number in 0.. {
         if number % TIMED == 0 {
             let start = Instant::now();
-            done += operation(session, &mut random)?;
+            done += operation(&mut random)?;
             latencies.saturating_record(start.elapsed().as_nanos() as u64);
         } else {
-            done += operation(session, &mut random)?;
+            done += operation(&mut random)?;
         }
         count.store(done, Ordering::Relaxed);
         // Checked after the operation, so that there is at least one.

@@ -13,7 +13,8 @@ Examples:
   vellum aquila doctor --json          the same for programs
 
 Aquila maps files as mmap does, and a library in the program handles the page faults, the cache and
-the write-back: the crate vellum-aquila.";
+the write-back: the crate vellum-aquila. The doctor also tests ring 0 of a guest, where a program
+can handle faults without the kernel, and which no cache uses yet: vellum-aquila-ring0.";
 
 /// Show how page faults can be handled in programs
 #[derive(clap::Args)]
@@ -28,7 +29,7 @@ enum Command {
     Doctor(Doctor),
 }
 
-/// Test each backend by mapping a file with it
+/// Test each backend by mapping a file with it, and ring 0 by running a guest
 #[derive(clap::Args)]
 struct Doctor {
     /// Machine-readable output
@@ -50,16 +51,24 @@ fn doctor(arguments: &Doctor) -> Outcome {
     let checks = vellum_aquila::doctor();
     // The backends come in the order in which a program gets them.
     let best = checks.iter().find(|check| check.works);
+    // Not one of them: no cache uses it yet.
+    let ring_0 = vellum_aquila_ring0::doctor();
     let mut output = Output::new();
     if arguments.json {
         let backends: Vec<_> = checks.iter().map(as_json).collect();
         let best = best.map(as_json);
-        output.line(&json!({ "best": best, "backends": backends }).to_string())?;
+        let said = json!({
+            "best": best,
+            "backends": backends,
+            "ring_0": { "works": ring_0.works, "about": ring_0.about },
+        });
+        output.line(&said.to_string())?;
     } else {
         for check in &checks {
-            let works = if check.works { "works" } else { "does not work" };
-            output.line(&format!("{}: {works} ({})", name(check), check.about))?;
+            output.line(&format!("{}: {} ({})", name(check), works(check.works), check.about))?;
         }
+        let (works, about) = (works(ring_0.works), ring_0.about);
+        output.line(&format!("ring 0: {works} ({about}); no cache uses it yet"))?;
         if let Some(best) = best {
             output.line(&format!("programs get: {}", name(best)))?;
         }
@@ -69,6 +78,10 @@ fn doctor(arguments: &Doctor) -> Outcome {
         Some(_) => Ok(()),
         None => Err(Failure::message("no backend works here".to_owned())),
     }
+}
+
+fn works(works: bool) -> &'static str {
+    if works { "works" } else { "does not work" }
 }
 
 /// The backend, and its variant if it has several.

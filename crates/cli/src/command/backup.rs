@@ -101,10 +101,7 @@ pub fn with_progress<T>(
         let shown = shown.get_or_insert_with(|| DelayedProgress::new(label, bytes_total));
         shown.advance(bytes_done.saturating_sub(done));
         done = bytes_done;
-        match interrupt::signal_came() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
+        interrupt::flow()
     });
     if let Some(shown) = shown {
         shown.finish();

@@ -1,7 +1,5 @@
 //! `vellum compact`: returns a store's free space to the file system.
 
-use std::ops::ControlFlow;
-
 use indicatif::HumanCount;
 use serde_json::json;
 use vellum::{CompactProgress, CompactReport, Store};
@@ -73,10 +71,7 @@ fn compact(store: &Store) -> vellum::Result<CompactReport> {
         let more = progress.pages_seen.saturating_sub(seen);
         shown.advance(more * PAGE_SIZE as u64);
         seen += more;
-        match interrupt::signal_came() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
+        interrupt::flow()
     });
     finish(shown);
     report

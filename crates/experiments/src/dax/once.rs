@@ -28,12 +28,15 @@ const SIZES: [usize; 5] = [4 << 10, 32 << 10, 128 << 10, 1 << 20, 4 << 20];
 /// Mappings of an open file in a row.
 const TIMES_ALONE: usize = 50;
 
-/// Two sets of files: tables of the one exist all the time, those of the other as long as an
-/// attachment does.
+/// The module's bound for the memory of tables that nothing uses.
+const KEPT: &str = "/sys/module/vellum/parameters/dax_kept_kib";
+
+/// Two sets of files: tables of the one are in use all the time, those of the other as long as an
+/// attachment is there.
 struct Files {
     size: usize,
-    kept: Vec<PathBuf>,
-    unkept: Vec<PathBuf>,
+    used: Vec<PathBuf>,
+    unused: Vec<PathBuf>,
     _tables: Vec<DaxFile>,
 }
 
@@ -50,16 +53,16 @@ impl Files {
                 })
                 .collect()
         };
-        let (kept, unkept) = (make("kept")?, make("unkept")?);
-        let tables = kept.iter().map(|path| DaxFile::open(path, &Options::default()));
+        let (used, unused) = (make("used")?, make("unused")?);
+        let tables = used.iter().map(|path| DaxFile::open(path, &Options::default()));
         let tables = tables.collect::<vellum_dax::Result<_>>()?;
         // Blocks that are reserved and not yet written have no leaf.
         rustix::fs::sync();
-        Ok(Self { size, kept, unkept, _tables: tables })
+        Ok(Self { size, used, unused, _tables: tables })
     }
 
     fn remove(self) -> Result<()> {
-        self.kept.iter().chain(&self.unkept).try_for_each(fs::remove_file)?;
+        self.used.iter().chain(&self.unused).try_for_each(fs::remove_file)?;
         Ok(())
     }
 }
@@ -71,6 +74,10 @@ enum Way<'a> {
     Populated,
     /// In a heap, of the module or of `mmap`.
     Heap(&'a Heap),
+    /// The same, with tables that the module keeps from an earlier use.
+    HeapAgain(&'a Heap),
+    /// The same, while the module keeps no table that nothing uses.
+    HeapAnew(&'a Heap),
     /// Nothing but the mapping of a file that is open, and its end.
     MapAlone(&'a Heap),
 }
@@ -96,17 +103,24 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         let files = Files::new(&folder, size, context.pick(200, 2_000))?;
         for threads in [1, 2] {
             let mut ways = vec![
-                ("read", Way::Read, &files.kept),
-                ("mmap", Way::Heap(&by_mmap), &files.kept),
-                ("mmap, populated", Way::Populated, &files.kept),
+                ("read", Way::Read, &files.used),
+                ("mmap", Way::Heap(&by_mmap), &files.used),
+                ("mmap, populated", Way::Populated, &files.used),
             ];
             if let [batched, single, large] = &heaps[..] {
-                ways.push(("ephemeral", Way::Heap(batched), &files.kept));
-                ways.push(("ephemeral, flushed each time", Way::Heap(single), &files.kept));
-                ways.push(("ephemeral, batches of 512", Way::Heap(large), &files.kept));
-                ways.push(("ephemeral, table made each time", Way::Heap(batched), &files.unkept));
-                ways.push(("mmap and munmap alone", Way::MapAlone(&by_mmap), &files.kept));
-                ways.push(("ephemeral map and unmap alone", Way::MapAlone(batched), &files.kept));
+                ways.push(("ephemeral", Way::Heap(batched), &files.used));
+                ways.push(("ephemeral, flushed each time", Way::Heap(single), &files.used));
+                ways.push(("ephemeral, batches of 512", Way::Heap(large), &files.used));
+                ways.push(("ephemeral, kept table", Way::HeapAgain(batched), &files.unused));
+                ways.push((
+                    "ephemeral, table made each time",
+                    Way::HeapAnew(batched),
+                    &files.unused,
+                ));
+                ways.push(("mmap and munmap alone", Way::MapAlone(&by_mmap), &files.used));
+                ways.push(("ephemeral map and unmap alone", Way::MapAlone(batched), &files.used));
+                ways.push(("the same, flushed each time", Way::MapAlone(single), &files.used));
+                ways.push(("the same, and a kept table", Way::MapAlone(single), &files.unused));
             }
             measure(context, &mut outcome, size, threads, &ways)?;
         }
@@ -117,8 +131,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     }
     outcome.notes.push(
         "A sample opens each file, adds up its words and closes it. `read` reads into a buffer \
-         that is used again. Tables exist before, unless the row says otherwise. Ratios are to \
-         `read`; those of mapping alone to mmap and munmap."
+         that is used again. Tables are in use before, unless the row says otherwise. Ratios are \
+         to `read`; those of mapping alone to mmap and munmap."
             .to_owned(),
     );
     Ok(outcome)
@@ -141,7 +155,7 @@ fn measure(
     let samples = alternate(context.rounds(), &context.progress, contestants)?;
     let alone = samples.iter().position(|of_way| of_way.name.starts_with("mmap and munmap"));
     for of_way in &samples {
-        let is_alone = of_way.name.contains("alone");
+        let is_alone = of_way.name.contains("alone") || of_way.name.starts_with("the same");
         let against = alone.filter(|_| is_alone).map_or(&samples[0], |at| &samples[at]);
         outcome.rows.push(Row::of(of_way, "files/s").against(of_way, against));
     }
@@ -151,6 +165,11 @@ fn measure(
 /// Files a second: each thread has its share of them.
 fn rate(way: Way<'_>, paths: &[PathBuf], size: usize, threads: usize) -> Result<f64> {
     let share = paths.len().div_ceil(threads);
+    let _bound = matches!(way, Way::HeapAnew(_)).then(Bound::none).transpose()?;
+    // The sample before may have had the module free all tables.
+    if matches!(way, Way::HeapAgain(_)) {
+        once(way, paths, size)?;
+    }
     let start = Instant::now();
     std::thread::scope(|scope| {
         let all: Vec<_> =
@@ -172,7 +191,7 @@ fn once(way: Way<'_>, paths: &[PathBuf], size: usize) -> Result<()> {
                 sum_of(&buffer)
             }
             Way::Populated => sum_of(FileMapping::new(&file)?.bytes()),
-            Way::Heap(heap) => {
+            Way::Heap(heap) | Way::HeapAgain(heap) | Way::HeapAnew(heap) => {
                 let mapped = heap.map(&file)?;
                 // SAFETY: nothing changes the file while the experiment runs.
                 #[allow(unsafe_code)]
@@ -191,6 +210,25 @@ fn once(way: Way<'_>, paths: &[PathBuf], size: usize) -> Result<()> {
     Ok(())
 }
 
+/// While this exists, the module keeps no table that nothing uses.
+struct Bound(String);
+
+impl Bound {
+    /// `None`: the module keeps none in any case.
+    fn none() -> Result<Option<Self>> {
+        let Ok(before) = fs::read_to_string(KEPT) else { return Ok(None) };
+        fs::write(KEPT, "0")?;
+        Ok(Some(Self(before)))
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        // What could be written before can be written now.
+        let _ = fs::write(KEPT, &self.0);
+    }
+}
+
 /// The sum of all words, as the paper's programs compute it.
 fn sum_of(bytes: &[u8]) -> u64 {
     let words = bytes.chunks_exact(8).map(|word| word.try_into().expect("eight bytes"));
@@ -205,9 +243,9 @@ fn count_flushes(folder: &Path, outcome: &mut Outcome, heaps: &[&Heap; 3]) -> Re
     let mut by_munmap = 0.0;
     for (heap, name) in heaps.iter().zip(names) {
         let before = shootdowns()?;
-        let unmaps = 10 * files.kept.len();
+        let unmaps = 10 * files.used.len();
         for _ in 0..10 {
-            rate(Way::Heap(heap), &files.kept, files.size, 2)?;
+            rate(Way::Heap(heap), &files.used, files.size, 2)?;
         }
         let found = (shootdowns()? - before) as f64 * 1e3 / unmaps as f64;
         let row = Row::count(format!("{name}, 2 threads"), found, "TLB shootdowns/1000");

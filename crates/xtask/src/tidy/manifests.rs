@@ -45,6 +45,20 @@ const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
         "crates/aquila/Cargo.toml",
         &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
     ),
+    (
+        "crates/aquila-ring0/Cargo.toml",
+        &[
+            "vellum-vm",
+            "vellum-pool",
+            "vellum",
+            "vellum-cli",
+            AQUILA,
+            MORSEL,
+            BENCH,
+            EXPERIMENTS,
+            PEERS,
+        ],
+    ),
     ("crates/capi/Cargo.toml", &["vellum-pool", "vellum-cli", BENCH, EXPERIMENTS, PEERS]),
     (
         "crates/preload/Cargo.toml",

@@ -10,8 +10,8 @@ use crate::output::{Output, columns};
 use crate::size::show;
 
 const HELP: &str = "\
-The command makes the table if no process has it open, and says how long that took: a table lives as
-long as a process uses it.";
+The command makes the table if there is none, and says how long that took. A table that no process
+uses is kept while the kernel has the file cached, and does not need the memory.";
 
 /// Show the file table of a file
 #[derive(clap::Args)]

@@ -4,13 +4,16 @@ use std::fs;
 
 use crate::error::{Failure, Outcome};
 use crate::output::Output;
+use crate::size::show;
 
 /// The module's self-check.
 const CHECK: &str = "/sys/kernel/debug/vellum/file-tables";
 
 const HELP: &str = "\
 Each line is a table, with all that does not add up: 'wrong leaves' and 'wrong entries' must be 0.
-Only root may read it.";
+A table that nothing uses is kept for the next use of its file, until the kernel needs the memory or
+has the file cached no longer. The last line counts these; the module's parameter dax_kept_kib is
+their bound, and 0 frees them. Only root may run the command.";
 
 /// Check and list all file tables in this kernel
 #[derive(clap::Args)]
@@ -25,6 +28,20 @@ pub fn run(_: &Arguments) -> Outcome {
     let mut output = Output::new();
     for line in text.lines() {
         output.line(line)?;
+    }
+    let tables = vellum_dax::tables().map_err(|error| Failure::message(error.to_string()))?;
+    if let Some(tables) = tables {
+        output.line(&format!(
+            "{} tables, of which {} are kept, in {} of {}; kept ones so far: {} used again, {} \
+             gone with their files, {} with the memory",
+            tables.tables,
+            tables.kept,
+            show(tables.kept_bytes),
+            show(tables.kept_most),
+            tables.resumed,
+            tables.evicted,
+            tables.reclaimed,
+        ))?;
     }
     output.finish()
 }
