@@ -1,5 +1,7 @@
 //! Why an operation on a file fails, and what to do.
 
+use std::path::PathBuf;
+
 use rustix::io::Errno;
 
 /// The result of an operation on a file.
@@ -38,6 +40,31 @@ pub enum Error {
         length: u64,
         /// Bytes.
         most: u64,
+    },
+    /// The folder cannot be a pool of zeroed files.
+    #[error("{} cannot be a pool of zeroed files: {reason}", folder.display())]
+    NotAPool {
+        /// The folder.
+        folder: PathBuf,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// A pool of zeroed files can make files on its own file system alone.
+    #[error(
+        "the pool {} is on another file system than the file; use a pool on that file system",
+        folder.display()
+    )]
+    OtherFileSystem {
+        /// The pool's folder.
+        folder: PathBuf,
+    },
+    /// A thread in the background failed. It tries again.
+    #[error("{doing}: {failure}")]
+    Background {
+        /// What the thread does.
+        doing: &'static str,
+        /// The error of its last attempt.
+        failure: String,
     },
     /// The storage is full.
     #[error("{doing}: no space left on the storage; remove files, or use a larger device")]

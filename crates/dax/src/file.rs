@@ -1,6 +1,8 @@
 //! A file, and its table if it has one.
 
 use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -202,27 +204,13 @@ impl DaxFile {
             return Ok(());
         }
         self.file.set_len(length).map_err(|error| Error::of_io(DOING, &error))?;
-        let filled = self.fill(before, length);
+        let filled = write_zeros(&self.file, before, length, |_| ControlFlow::Continue(()));
         if let Err(error) = filled {
             // Without room for its blocks it is as it was.
             let _ = self.file.set_len(before);
             return Err(Error::of_io(DOING, &error));
         }
         self.refresh()
-    }
-
-    /// Writes zeros in pieces. The file system zeroes blocks for a mapping, too, and then the
-    /// program writes them again (section III.B); written here they are zeroed once.
-    fn fill(&self, from: u64, to: u64) -> std::io::Result<()> {
-        const PIECE: u64 = 1 << 20;
-        let zeros = vec![0; PIECE.min(to - from) as usize];
-        let mut at = from;
-        while at < to {
-            let bytes = (to - at).min(PIECE - at % PAGE_SIZE) as usize;
-            self.file.write_all_at(&zeros[..bytes.min(zeros.len())], at)?;
-            at += bytes.min(zeros.len()) as u64;
-        }
-        Ok(())
     }
 
     /// Brings the table up to date with a file that other programs change, so that no access to a
@@ -267,4 +255,27 @@ impl DaxFile {
             is_stale: stat.stale != 0,
         }))
     }
+}
+
+/// Writes zeros in pieces, and calls a function with the bytes of each, which may end that. The file
+/// system zeroes blocks for a mapping, too, and then the program writes them again (section III.B);
+/// written here they are zeroed once.
+pub(crate) fn write_zeros(
+    file: &File,
+    from: u64,
+    to: u64,
+    mut written: impl FnMut(u64) -> ControlFlow<()>,
+) -> io::Result<ControlFlow<()>> {
+    const PIECE: u64 = 1 << 20;
+    let zeros = vec![0; PIECE.min(to.saturating_sub(from)) as usize];
+    let mut at = from;
+    while at < to {
+        let bytes = (to - at).min(PIECE - at % PAGE_SIZE).min(zeros.len() as u64);
+        file.write_all_at(&zeros[..bytes as usize], at)?;
+        at += bytes;
+        if written(bytes).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+    }
+    Ok(ControlFlow::Continue(()))
 }

@@ -64,6 +64,7 @@ mod heap;
 mod mapping;
 mod persist;
 mod sys;
+mod zero_pool;
 
 pub use backend::{Backend, BackendChoice, Probe, Tables, probe, tables};
 pub use error::{Error, Result};
@@ -72,6 +73,7 @@ pub use heap::{Ephemeral, Heap, HeapOptions, HeapStat};
 pub use mapping::{Access, Mapping};
 pub use persist::{Flush, copy_past_caches, flush};
 pub use rustix::io::Errno;
+pub use zero_pool::{ZeroPool, ZeroPoolOptions, ZeroPoolStat};
 
 /// Bytes of a page.
 pub const PAGE_SIZE: u64 = 4096;
