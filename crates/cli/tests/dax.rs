@@ -5,10 +5,14 @@
 mod support;
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::Value;
-use support::{fails, ok, text};
+use support::{command, fails, ok, run, text};
+use vellum_dax::{Options, ZeroPool};
 
 #[test]
 fn a_file_without_a_table_says_why() {
@@ -25,6 +29,60 @@ fn a_file_without_a_table_says_why() {
     assert!(why.contains("has no file table: "), "{why}");
     let why = fails(&["dax", "stat", "/nowhere/at/all"]);
     assert!(why.contains("/nowhere/at/all: opening a file: "), "{why}");
+}
+
+#[test]
+fn zeroed_files_are_kept_ready() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = folder.path().join("pool");
+    let pool = pool.to_str().unwrap();
+    let ways =
+        ["dax", "prezero", pool, "--files", "64KiB:3", "--files", "1MiB:1", "--rate", "1GiB"];
+    let stat: Value =
+        serde_json::from_slice(&ok(&[&ways[..], &["--once", "--json"]].concat())).unwrap();
+    assert_eq!((&stat["ready_files"], &stat["made"]), (&4.into(), &4.into()));
+    assert_eq!((&stat["ready_bytes"], &stat["failure"]), (&1_245_184.into(), &Value::Null));
+    // The second time nothing is left to do.
+    let shown = text(&[&ways[..], &["--once"]].concat());
+    assert!(shown.contains(": 4 files are ready, 1.2 MiB; zeroed 0 B, 0 used again"), "{shown}");
+    for (wrong, why) in [
+        (["dax", "prezero", "/", "--once"], "cannot be a pool of zeroed files"),
+        (["dax", "prezero", pool, "--files=0:1"], "fill nothing"),
+        (["dax", "prezero", pool, "--rate=0"], "fill nothing"),
+    ] {
+        let said = fails(&wrong);
+        assert!(said.contains(why), "{said}");
+    }
+    let wrong = run(&["dax", "prezero", pool, "--files=2MiB"]);
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("is not LENGTH:COUNT"), "{wrong:?}");
+}
+
+/// Without `--once` the command works until a signal, and then says what it did.
+#[test]
+fn a_signal_ends_the_filling() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = folder.path().join("pool");
+    let mut command = command(&["dax", "prezero", "--files", "64KiB:2", "--json"]);
+    let command = command.arg(&pool);
+    let mut filler = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(filler.stderr.take().unwrap()).lines();
+    while !told.next().expect("a line that says so").unwrap().contains("Ctrl-C ends this") {}
+    let taker = ZeroPool::open(&pool).unwrap();
+    let path = folder.path().join("file");
+    let file = taker.create(&path, 64 << 10, &Options::default()).unwrap();
+    assert_eq!(taker.stat().unwrap().taken, 1);
+    drop(file);
+    // The pool wants the file back.
+    taker.remove(&path).unwrap();
+    while taker.stat().unwrap().ready_files < 2 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let id = rustix::process::Pid::from_child(&filler);
+    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    let ended = filler.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{ended:?}");
+    let stat: Value = serde_json::from_slice(&ended.stdout).unwrap();
+    assert_eq!((&stat["ready_files"], &stat["filler"]), (&2.into(), &true.into()));
 }
 
 #[test]

@@ -257,9 +257,9 @@ impl DaxFile {
     }
 }
 
-/// Writes zeros in pieces, and calls a function with the bytes of each, which may end that. The file
-/// system zeroes blocks for a mapping, too, and then the program writes them again (section III.B);
-/// written here they are zeroed once.
+/// Writes zeros in pieces, and calls a function with the bytes of each, which may end that. The
+/// file system zeroes blocks for a mapping, too, and then the program writes them again (section
+/// III.B); written here they are zeroed once.
 pub(crate) fn write_zeros(
     file: &File,
     from: u64,

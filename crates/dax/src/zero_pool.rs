@@ -653,7 +653,11 @@ impl Filler {
         let lock = self.shared.open_lock()?;
         let about = |file: &File| file.metadata().map_err(|error| zeroing(&error));
         let (new, found) = (about(&lock)?, about(file)?);
-        let attributes = |file: &File| rustix::fs::flistxattr(file, &mut [0_u8; 0][..]).ok();
+        // A list that does not fit differs from that of a new file.
+        let attributes = |file: &File| {
+            let mut names = [0; 1024];
+            rustix::fs::flistxattr(file, &mut names).map(|_| names)
+        };
         let is_like_new = found.is_file()
             && (found.uid(), found.gid()) == (new.uid(), new.gid())
             && attributes(file) == attributes(&lock)
@@ -667,8 +671,8 @@ impl Filler {
         Ok(true)
     }
 
-    /// Zeroes a file of `used`, makes it ready, and counts it. A handle that ends leaves the file to
-    /// the next filler.
+    /// Zeroes a file of `used`, makes it ready, and counts it. A handle that ends leaves the file
+    /// to the next filler.
     fn zero(&self, found: &Locked, length: u64, counter: &AtomicU64) -> Result<()> {
         let shared = &self.shared;
         match self.write_zeros(&found.file, length) {
@@ -755,8 +759,8 @@ fn is_plain_file(path: &Path) -> bool {
 }
 
 /// Opens a file of the pool, and not what a link leads to, and locks it. `None`: another process
-/// has it. Who holds the lock alone gives the file another path, so a file that has left its path
-/// since it was opened belongs to a program.
+/// has it. Only the process that holds the lock gives the file another path, so a file that has
+/// left its path since it was opened belongs to a program.
 fn open_and_lock(path: &Path) -> io::Result<Option<File>> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;

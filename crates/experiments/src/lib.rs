@@ -81,6 +81,7 @@ pub const ALL: &[Experiment] = &[
     morsel::MORSEL_MAP,
     morsel::MORSEL_PIPELINE,
     dax::DAX_MAP,
+    dax::DAX_APPEND,
     dax::DAX_ONCE,
     aquila::AQUILA_PREFAULT,
     aquila::AQUILA_RANDOM,

@@ -1,8 +1,10 @@
 //! File tables compared with the kernel's own ways to files on persistent memory: the experiments
 //! of "DaxVM: Stressing the Limits of Memory as a File Interface" (MICRO '22).
 
+mod append;
 mod map;
 mod once;
 
+pub use append::DAX_APPEND;
 pub use map::DAX_MAP;
 pub use once::DAX_ONCE;

@@ -1,6 +1,7 @@
 //! `vellum dax`: files on byte-addressable storage, and their page tables.
 
 mod file;
+mod prezero;
 mod probe;
 mod stat;
 mod tables;
@@ -15,6 +16,7 @@ Examples:
   vellum dax probe /mnt/pmem/model     can this file have a file table?
   vellum dax stat /mnt/pmem/model      its table
   vellum dax tables                    all tables in this kernel (root)
+  vellum dax prezero /mnt/pmem/zeroed  keeps zeroed files ready for programs
 
 A file table is the page tables of a file on persistent memory, which processes map by one entry:
 only the first access faults. Needs Vellum's kernel module and ext4 mounted with -o dax; without
@@ -33,6 +35,7 @@ enum Command {
     Probe(probe::Arguments),
     Stat(stat::Arguments),
     Tables(tables::Arguments),
+    Prezero(prezero::Arguments),
 }
 
 /// Runs the command.
@@ -44,5 +47,6 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Command::Probe(arguments) => probe::run(arguments),
         Command::Stat(arguments) => stat::run(arguments),
         Command::Tables(arguments) => tables::run(arguments),
+        Command::Prezero(arguments) => prezero::run(arguments),
     }
 }
