@@ -55,6 +55,9 @@
 //! # }
 //! ```
 //!
+//! A program that writes new files through mappings takes them from a [`ZeroPool`], whose files
+//! have blocks that are zeros already.
+//!
 //! Runs on Linux 5.10 and later with 4 KiB pages.
 
 mod backend;

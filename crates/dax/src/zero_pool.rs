@@ -121,7 +121,7 @@ pub struct ZeroPoolStat {
 pub struct ZeroPool {
     shared: Arc<Shared>,
     filler: Option<JoinHandle<()>>,
-    /// The process that has started the thread: a forked child has no such thread.
+    /// The process that has started the thread.
     process: u32,
 }
 
@@ -364,11 +364,13 @@ impl ZeroPool {
 
 impl Drop for ZeroPool {
     fn drop(&mut self) {
+        // A forked child has no such thread, and may have inherited a lock that the thread held.
+        if self.process != std::process::id() {
+            return;
+        }
         self.shared.state().ends = true;
         self.shared.work.notify_all();
-        if self.process == std::process::id()
-            && let Some(filler) = self.filler.take()
-        {
+        if let Some(filler) = self.filler.take() {
             // A thread that has panicked has said so.
             let _ = filler.join();
         }
