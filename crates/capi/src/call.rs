@@ -42,6 +42,12 @@ impl From<vellum::Error> for Failure {
     }
 }
 
+impl From<vellum_dax::Error> for Failure {
+    fn from(error: vellum_dax::Error) -> Self {
+        Self { errno: error.errno(), message: error.to_string() }
+    }
+}
+
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
         Self { errno: error.errno(), message: error.to_string() }

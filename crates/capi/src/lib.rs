@@ -1,5 +1,5 @@
-//! `libvellum`: stores and Morsels for C. `include/vellum.h` and `include/vellum_morsel.h` document
-//! the functions.
+//! `libvellum`: stores, Morsels and file tables for C. `include/vellum.h`,
+//! `include/vellum_morsel.h` and `include/vellum_dax.h` document the functions.
 //!
 //! Handles are references or boxes, which C sees as pointers: NULL is `None`, and the header states
 //! the caller's contract for all other values. Only `raw` takes raw pointers. Every function goes
@@ -9,6 +9,7 @@ mod call;
 mod create;
 mod cursor;
 mod daemon;
+mod dax;
 mod maintenance;
 mod mapping;
 mod morsel;

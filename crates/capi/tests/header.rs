@@ -51,8 +51,8 @@ fn text(output: Output) -> String {
 }
 
 /// The programs. Each calls every function of a header.
-const PROGRAMS: [&str; 2] = ["everything", "store"];
-const HEADERS: [&str; 2] = ["vellum.h", "vellum_morsel.h"];
+const PROGRAMS: [&str; 3] = ["dax", "everything", "store"];
+const HEADERS: [&str; 3] = ["vellum.h", "vellum_dax.h", "vellum_morsel.h"];
 
 /// Compiles programs and runs them.
 fn run_with(programs: &[&str], libraries: &[OsString]) {
@@ -88,11 +88,11 @@ fn programs_run_with_the_static_library() {
 }
 
 /// The address sanitizer finds memory that the program or the library frees twice or never. The
-/// other program maps at addresses that the sanitizer uses.
+/// program with Morsels maps at addresses that the sanitizer uses.
 #[test]
-fn the_program_with_a_store_runs_under_sanitizers() {
+fn programs_run_under_sanitizers() {
     let sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    run_with(&["store"], &[&sanitizers.map(OsString::from)[..], &shared()].concat());
+    run_with(&["dax", "store"], &[&sanitizers.map(OsString::from)[..], &shared()].concat());
 }
 
 #[test]
@@ -157,6 +157,13 @@ fn types_are_the_same_in_both() {
         ("CEntry", "vellum_entry"),
         ("CBackupOptions", "vellum_backup_options"),
         ("CCheck", "vellum_check"),
+        ("DaxHandle", "vellum_dax"),
+        ("DaxMappingHandle", "vellum_dax_mapping"),
+        ("HeapHandle", "vellum_dax_heap"),
+        ("EphemeralHandle", "vellum_dax_ephemeral"),
+        ("PoolHandle", "vellum_dax_pool"),
+        ("CDaxOptions", "vellum_dax_options"),
+        ("CDaxStat", "vellum_dax_stat"),
     ] {
         config.export.rename.insert(rust.into(), c.into());
     }
@@ -167,7 +174,7 @@ fn types_are_the_same_in_both() {
     let mut declarations = Vec::new();
     builder.generate().unwrap().write(&mut declarations);
     let declarations = String::from_utf8(declarations).unwrap();
-    assert!(declarations.matches("vellum_").count() >= 59, "{declarations}");
+    assert!(declarations.matches("vellum_").count() >= 85, "{declarations}");
     let includes = HEADERS.map(|header| format!("#include \"{header}\"\n")).concat();
     std::fs::write(&source, includes + &declarations).unwrap();
     run(compiler("cc").args(WARNINGS).arg("-fsyntax-only").arg(source));

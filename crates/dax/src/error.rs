@@ -89,6 +89,21 @@ pub enum Error {
 }
 
 impl Error {
+    /// The error number for a caller that knows only these.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::NoTable { .. } => Errno::OPNOTSUPP,
+            Self::OutOfRange { .. } | Self::NotAPool { .. } => Errno::INVAL,
+            Self::ReadOnly { .. } => Errno::ACCESS,
+            Self::TooLong { .. } => Errno::FBIG,
+            Self::OtherFileSystem { .. } => Errno::XDEV,
+            Self::Background { .. } => Errno::IO,
+            Self::NoSpace { .. } => Errno::NOSPC,
+            Self::NoMemory { .. } => Errno::NOMEM,
+            Self::System { errno, .. } => *errno,
+        }
+    }
+
     /// The meaning of an error number.
     pub(crate) fn of(doing: &'static str, errno: Errno) -> Self {
         match errno {
