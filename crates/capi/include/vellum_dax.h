@@ -240,7 +240,7 @@ int vellum_dax_ephemeral_sync(const vellum_dax_ephemeral *ephemeral);
  * Opens a pool of zeroed files, and makes the folder if it is not there. `vellum dax prezero FOLDER`
  * zeroes its files in the background.
  *
- * -EINVAL  the folder does not belong to this user alone
+ * -EINVAL  the folder does not belong to this user alone, or has other files
  */
 int vellum_dax_pool_open(const char *folder, vellum_dax_pool **result);
 
@@ -259,17 +259,11 @@ int vellum_dax_pool_create(const vellum_dax_pool *pool, const char *path, uint64
 			   const struct vellum_dax_options *options, vellum_dax **result);
 
 /*
- * The same, but a file that is there is replaced, in one step for other processes, and its blocks
- * go to the pool. Processes that have it open keep it.
+ * The same, but a file that is there is replaced, in one step for other processes. Processes that
+ * have it open keep it.
  */
 int vellum_dax_pool_replace(const vellum_dax_pool *pool, const char *path, uint64_t length,
 			    const struct vellum_dax_options *options, vellum_dax **result);
-
-/*
- * Removes a file. Its blocks are zeroed in the background, unless a process has the file open or
- * mapped: that process keeps it, as with unlink.
- */
-int vellum_dax_pool_remove(const vellum_dax_pool *pool, const char *path);
 
 #ifdef __cplusplus
 }

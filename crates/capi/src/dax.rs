@@ -462,9 +462,3 @@ pub extern "C" fn vellum_dax_pool_replace(
         Ok(())
     })
 }
-
-/// See the header.
-#[unsafe(no_mangle)]
-pub extern "C" fn vellum_dax_pool_remove(pool: Option<&PoolHandle>, name: *const c_char) -> c_int {
-    call(|| Ok(given(pool, "the pool")?.0.remove(path(name, "the path")?)?))
-}

@@ -135,8 +135,6 @@ static void pools(void)
 	vellum_dax_close(file);
 	CHECK(stat("new", &found) == 0 && found.st_size == 5);
 	CHECK(vellum_dax_pool_create(pool, "/proc/none", 5, NULL, &file) == -EXDEV);
-	CHECK(vellum_dax_pool_remove(pool, "new") == 0);
-	CHECK(vellum_dax_pool_remove(pool, "new") == -ENOENT);
 	vellum_dax_pool_close(pool);
 	CHECK(chmod("pool", 0755) == 0 && vellum_dax_pool_open("pool", &pool) == -EINVAL);
 	CHECK(strstr(vellum_dax_last_error(), "chmod 700"));
@@ -179,7 +177,6 @@ static void wrong_arguments(void)
 	CHECK(vellum_dax_pool_open(NULL, NULL) == -EINVAL);
 	CHECK(vellum_dax_pool_create(NULL, "a", 1, NULL, &none) == -EINVAL);
 	CHECK(vellum_dax_pool_replace(NULL, "a", 1, NULL, &none) == -EINVAL);
-	CHECK(vellum_dax_pool_remove(NULL, "a") == -EINVAL);
 	vellum_dax_close(file);
 	vellum_dax_close(NULL);
 	vellum_dax_unmap(NULL);

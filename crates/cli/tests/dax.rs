@@ -40,15 +40,18 @@ fn zeroed_files_are_kept_ready() {
         ["dax", "prezero", pool, "--files", "64KiB:3", "--files", "1MiB:1", "--rate", "1GiB"];
     let stat: Value =
         serde_json::from_slice(&ok(&[&ways[..], &["--once", "--json"]].concat())).unwrap();
-    assert_eq!((&stat["ready_files"], &stat["made"]), (&4.into(), &4.into()));
+    assert_eq!((&stat["ready_files"], &stat["zeroed_files"]), (&4.into(), &4.into()));
     assert_eq!((&stat["ready_bytes"], &stat["failure"]), (&1_245_184.into(), &Value::Null));
     // The second time nothing is left to do.
     let shown = text(&[&ways[..], &["--once"]].concat());
-    assert!(shown.contains(": 4 files are ready, 1.2 MiB; zeroed 0 B, 0 used again"), "{shown}");
+    assert!(
+        shown.contains(": 4 files are ready, 1.2 MiB; 0 zeroed by this command, 0 B"),
+        "{shown}"
+    );
     for (wrong, why) in [
         (["dax", "prezero", "/", "--once"], "cannot be a pool of zeroed files"),
-        (["dax", "prezero", pool, "--files=0:1"], "fill nothing"),
-        (["dax", "prezero", pool, "--rate=0"], "fill nothing"),
+        (["dax", "prezero", pool, "--files=0:1"], "no file can have 0 bytes"),
+        (["dax", "prezero", pool, "--rate=0"], "fills nothing"),
     ] {
         let said = fails(&wrong);
         assert!(said.contains(why), "{said}");
@@ -72,8 +75,9 @@ fn a_signal_ends_the_filling() {
     let file = taker.create(&path, 64 << 10, &Options::default()).unwrap();
     assert_eq!(taker.stat().unwrap().taken, 1);
     drop(file);
-    // The pool wants the file back.
-    taker.remove(&path).unwrap();
+    // The command makes another one ready. A second command does not.
+    let said = fails(&["dax", "prezero", pool.to_str().unwrap(), "--files=4KiB:1", "--once"]);
+    assert!(said.contains("another process fills this pool"), "{said}");
     while taker.stat().unwrap().ready_files < 2 {
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -186,49 +186,13 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Flags that a user gives a file (`chattr`): compressed, synchronous, immutable, append-only, not
-/// to be dumped, without access times, journalled, without copies on write, for DAX. 0 where the
-/// file system has none.
-pub(crate) fn flags_of_users(file: BorrowedFd<'_>) -> u32 {
-    const OF_USERS: u32 = 0x4 | 0x8 | 0x10 | 0x20 | 0x40 | 0x80 | 0x4000 | 0x80_0000 | 0x200_0000;
-    rustix::fs::ioctl_getflags(file).map_or(0, |flags| flags.bits() & OF_USERS)
-}
-
-/// Whether no other open file description leads to the file, in any process: descriptors,
-/// mappings, file tables. The calling thread must have called [`block_signals_of_leases`].
-pub(crate) fn is_alone(file: BorrowedFd<'_>) -> bool {
-    let owner =
-        FileOwner { kind: F_OWNER_TID, id: rustix::thread::gettid().as_raw_nonzero().get() };
-    // SAFETY: the calls read the structure, and change the open file description alone. The kernel
-    // grants a lease for writing only to the one description of a file. An open meanwhile sends
-    // a signal, which this thread blocks.
-    unsafe {
-        libc::fcntl(file.as_raw_fd(), F_SETOWN_EX, &raw const owner) == 0
-            && libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0
-            && libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) == 0
-    }
-}
-
-/// `F_SETOWN_EX` of fcntl: who gets the signals of a descriptor.
-const F_SETOWN_EX: i32 = 15;
-/// A thread does.
-const F_OWNER_TID: i32 = 0;
-
-/// `struct f_owner_ex`.
-#[repr(C)]
-struct FileOwner {
-    kind: i32,
-    id: i32,
-}
-
-/// Blocks, in this thread, the signal by which the kernel asks for a lease back. It would end the
-/// process.
-pub(crate) fn block_signals_of_leases() {
+/// Blocks all signals in this thread. A write beyond a limit of file lengths is an error then, and
+/// does not end the process.
+pub(crate) fn block_signals() {
     // SAFETY: the set is initialised before it is used, and the mask is this thread's own.
     unsafe {
         let mut set = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        libc::sigaddset(&raw mut set, libc::SIGIO);
+        libc::sigfillset(&raw mut set);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut());
     }
 }

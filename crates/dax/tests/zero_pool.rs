@@ -10,12 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use rustix::fs::{IFlags, XattrFlags};
 use tempfile::TempDir;
-use vellum_dax::{
-    Access, DaxFile, Durability, Errno, Error, Heap, HeapOptions, Options, ZeroPool,
-    ZeroPoolOptions,
-};
+use vellum_dax::{Access, Durability, Errno, Error, Options, ZeroPool, ZeroPoolOptions};
 use vellum_testing::small_disk::SmallDisk;
 
 const MIB: u64 = 1 << 20;
@@ -73,12 +69,6 @@ fn start(test: &str, input: Stdio, folder: &Path) -> Killed {
 }
 
 #[test]
-#[ignore = "a process that a test starts"]
-fn wait_to_be_killed() {
-    std::thread::sleep(Duration::from_secs(600));
-}
-
-#[test]
 fn files_have_zeros_their_length_and_what_is_written() {
     let folder = folder();
     let pool = full(&folder, &[(64 << 10, 1), (MIB, 2)]);
@@ -120,139 +110,55 @@ fn a_file_is_zeroed_at_once_where_none_is_ready() {
     file.file().write_all_at(b"data", 7).unwrap();
     let stat = pool.stat().unwrap();
     assert_eq!((stat.taken, stat.missed, stat.is_filler), (0, 1, false));
-    // Without a process that zeroes a file is removed, and not kept.
-    drop(file);
-    pool.remove(&path).unwrap();
-    assert_eq!((path.exists(), pool.stat().unwrap().waiting_files), (false, 0));
     assert!(pool.wait_until_full(Duration::ZERO).unwrap());
 }
 
 #[test]
-fn a_removed_file_comes_back_as_zeros() {
+fn files_have_the_mode_of_new_files() {
     let folder = folder();
-    let pool = full(&folder, &[(MIB, 1)]);
-    let path = folder.path().join("file");
-    let mut inodes = BTreeSet::new();
-    for round in 0..5_u8 {
-        let file = pool.create(&path, MIB, &Options::default()).unwrap();
-        assert!(is_zeros(&path, MIB), "round {round}");
-        inodes.insert(inode(&path));
-        file.file().write_all_at(&vec![round + 1; MIB as usize + 5_000], 0).unwrap();
-        // Another one is made ready meanwhile, so the pool wants one only after the next is taken.
-        fill_again(&pool);
-        let next = pool.create(folder.path().join("next"), MIB, &Options::default()).unwrap();
-        drop((file, next));
-        fs::set_permissions(&path, Permissions::from_mode(0o4777)).unwrap();
-        pool.remove(&path).unwrap();
-        fs::remove_file(folder.path().join("next")).unwrap();
-        fill_again(&pool);
-    }
-    let stat = pool.stat().unwrap();
-    assert!(stat.recycled > 0 && inodes.len() < 10, "{stat:?} {inodes:?}");
-    pool.create(&path, MIB, &Options::default()).unwrap();
-    let lock = fs::metadata(folder.path().join("pool/lock")).unwrap();
-    assert_eq!(fs::metadata(&path).unwrap().mode(), lock.mode());
-}
-
-/// Removes a file while a process holds the pool's lock, and then fills the pool with one file.
-/// Returns whether that is the removed one.
-fn is_recycled(folder: &TempDir, path: &Path) -> bool {
-    let place = folder.path().join("pool");
-    let _ = fs::remove_dir_all(&place);
-    let pool = ZeroPool::open(&place).unwrap();
-    let lock = File::open(place.join("lock")).unwrap();
-    lock.lock().unwrap();
-    pool.remove(path).unwrap();
-    assert!(!path.exists());
-    drop(lock);
-    let filler = full(folder, &[(MIB, 1)]);
-    let ready = fs::read_dir(ready_folder(&place)).unwrap().next().unwrap().unwrap();
-    assert!(is_zeros(&ready.path(), MIB));
-    let stat = filler.stat().unwrap();
-    assert_eq!(stat.recycled + stat.made, 1);
-    stat.recycled == 1
-}
-
-#[test]
-fn what_a_process_still_uses_is_not_zeroed() {
-    let folder = folder();
-    let bytes = vec![7; MIB as usize];
-    let path = folder.path().join("file");
-    let make = || fs::write(&path, &bytes).unwrap();
-    let mut seen = vec![0; MIB as usize];
-    make();
-    assert!(is_recycled(&folder, &path));
-
-    make();
-    let mut open = File::open(&path).unwrap();
-    assert!(!is_recycled(&folder, &path));
-    open.read_exact(&mut seen).unwrap();
-    assert!(seen == bytes, "a descriptor");
-
-    make();
-    let file = DaxFile::open_to_write(&path, &Options::default()).unwrap();
-    let mapping = file.map(Access::ReadWrite).unwrap();
-    drop(file);
-    assert!(!is_recycled(&folder, &path));
-    mapping.read_at(0, &mut seen).unwrap();
-    assert!(seen == bytes, "a mapping");
-
-    make();
-    let heap = Heap::new(&HeapOptions::new(Access::Read)).unwrap();
-    let attached = heap.map(&File::open(&path).unwrap()).unwrap();
-    assert!(!is_recycled(&folder, &path));
-    attached.read_at(0, &mut seen).unwrap();
-    assert!(seen == bytes, "an attachment");
-
-    make();
-    let other = start("wait_to_be_killed", File::open(&path).unwrap().into(), folder.path());
-    assert!(!is_recycled(&folder, &path));
-    let through = fs::read(format!("/proc/{}/fd/0", other.0.id())).unwrap();
-    assert!(through == bytes, "another process");
-
-    make();
-    let link = folder.path().join("link");
-    fs::hard_link(&path, &link).unwrap();
-    assert!(!is_recycled(&folder, &path));
-    assert!(fs::read(&link).unwrap() == bytes, "another name");
-
-    // Too short for the one that is wanted.
-    fs::write(&path, &bytes[1..]).unwrap();
-    assert!(!is_recycled(&folder, &path));
-    make();
-    if rustix::fs::setxattr(&path, "user.a", b"b", XattrFlags::empty()).is_ok() {
-        assert!(!is_recycled(&folder, &path), "an attribute");
-        make();
-    }
-    let file = File::open(&path).unwrap();
-    if rustix::fs::ioctl_setflags(&file, IFlags::NODUMP).is_ok() {
-        drop(file);
-        assert!(!is_recycled(&folder, &path), "a flag");
+    let pool = full(&folder, &[(5_000, 1)]);
+    let new = folder.path().join("new");
+    fs::write(&new, b"").unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode();
+    for name in ["ready", "missed"] {
+        let path = folder.path().join(name);
+        drop(pool.create(&path, 5_000, &Options::default()).unwrap());
+        assert_eq!(mode(&path), mode(&new), "{name}");
     }
 }
 
 #[test]
-fn files_of_earlier_boots_are_not_trusted() {
+fn files_of_earlier_boots_are_removed() {
     let folder = folder();
     let path = folder.path().join("pool");
     drop(ZeroPool::open(&path).unwrap());
     let earlier = path.join("ready-12345678-0000-0000-0000-000000000000");
-    fs::create_dir(&earlier).unwrap();
+    make_private(&earlier);
     for name in ["1048576-1-1-0", "1048576-1-1-1", "4096-1-1-2"] {
         fs::write(earlier.join(name), vec![7; MIB as usize]).unwrap();
     }
-    fs::write(path.join("used/1-1-3"), vec![8; 3 * MIB as usize]).unwrap();
+    // And what a killed process was making.
+    fs::write(path.join("new/file-1-1-3"), vec![8; 3 * MIB as usize]).unwrap();
     let pool = ZeroPool::open(&path).unwrap();
     assert_eq!(pool.stat().unwrap().ready_files, 0);
     drop(pool);
     let pool = full(&folder, &[(MIB, 4)]);
-    assert!(!earlier.exists());
-    assert_eq!(pool.stat().unwrap().recycled, 4, "{:?}", pool.stat());
+    assert!(!earlier.exists() && names(&path.join("new")).is_empty());
+    assert_eq!(pool.stat().unwrap().zeroed_files, 4, "{:?}", pool.stat());
     for number in 0..4 {
         let file = folder.path().join(format!("{number}"));
         pool.create(&file, MIB, &Options::default()).unwrap();
         assert!(is_zeros(&file, MIB));
     }
+}
+
+fn make_private(folder: &Path) {
+    fs::create_dir(folder).unwrap();
+    fs::set_permissions(folder, Permissions::from_mode(0o700)).unwrap();
+}
+
+fn names(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
 #[test]
@@ -263,6 +169,8 @@ fn a_ready_file_of_another_length_is_not_handed_out() {
     let ready = ready_folder(&path);
     fs::write(ready.join("1048576-1-1-0"), b"what a taker that was killed has left").unwrap();
     fs::write(ready.join("not a length"), b"stays").unwrap();
+    symlink("/etc/hostname", ready.join("1048576-1-1-1")).unwrap();
+    fs::create_dir(ready.join("1048576-1-1-2")).unwrap();
     let file = folder.path().join("file");
     pool.create(&file, MIB, &Options::default()).unwrap();
     assert!(is_zeros(&file, MIB));
@@ -292,34 +200,102 @@ fn paths_that_are_in_use_are_refused_or_replaced() {
     let link = folder.path().join("link");
     symlink(&path, &link).unwrap();
     assert!(pool.create(&link, 5, &plain).is_err());
-    pool.remove(&link).unwrap();
-    assert!(is_zeros(&path, MIB) && fs::symlink_metadata(&link).is_err());
+    pool.replace(&link, 5, &plain).unwrap();
+    assert!(is_zeros(&path, MIB) && fs::symlink_metadata(&link).unwrap().is_file());
     let inner = folder.path().join("inner");
     fs::create_dir(&inner).unwrap();
-    assert!(pool.remove(&inner).is_err() && pool.replace(&inner, 5, &plain).is_err());
-    assert!(pool.remove(folder.path().join("nothing")).is_err());
+    assert!(pool.replace(&inner, 5, &plain).is_err());
     assert!(pool.create(folder.path().join("no/folder"), 5, &plain).is_err());
     assert!(inner.is_dir());
+    for (length, errno) in [(u64::MAX, Errno::FBIG), (1 << 63, Errno::FBIG)] {
+        let error = pool.create(folder.path().join("long"), length, &plain).unwrap_err();
+        assert!(matches!(error, Error::System { errno: found, .. } if found == errno), "{error}");
+    }
+    let error = pool.create(folder.path().join("long"), 1 << 62, &plain).unwrap_err();
+    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     fill_again(&pool);
+    assert_eq!(pool.stat().unwrap().ready_files, 2);
     let error = pool.create("/proc/vellum", 5, &plain).unwrap_err();
     assert!(matches!(error, Error::OtherFileSystem { .. }), "{error}");
 }
 
 #[test]
-fn folders_of_others_and_empty_options_are_refused() {
+fn other_folders_and_empty_options_are_refused() {
     let folder = folder();
-    let open = folder.path().join("open");
-    fs::create_dir(&open).unwrap();
-    fs::set_permissions(&open, Permissions::from_mode(0o755)).unwrap();
-    let error = ZeroPool::open(&open).unwrap_err();
-    assert!(matches!(error, Error::NotAPool { .. }), "{error}");
-    fs::write(folder.path().join("file"), b"").unwrap();
-    assert!(ZeroPool::open(folder.path().join("file")).is_err());
-    assert!(ZeroPool::open(folder.path().join("a/b")).is_err());
-    for wrong in [options(&[(0, 1)]), ZeroPoolOptions { rate: 0, ..options(&[]) }] {
-        let error = ZeroPool::fill(folder.path().join("pool"), &wrong).unwrap_err();
+    let refused = |name: &str, why: &str| {
+        let error = ZeroPool::fill(folder.path().join(name), &options(&[(5, 1)])).unwrap_err();
+        let is_named = matches!(&error, Error::NotAPool { reason, .. } if reason.contains(why));
+        assert!(is_named, "{name}: {error}");
+    };
+    let place = |name: &str| folder.path().join(name);
+    fs::create_dir(place("open")).unwrap();
+    fs::set_permissions(place("open"), Permissions::from_mode(0o755)).unwrap();
+    refused("open", "chmod 700");
+    fs::write(place("file"), b"").unwrap();
+    refused("file", "is not a folder");
+    // A user's own files, with the names of a pool's.
+    make_private(&place("own"));
+    for inner in ["new", "used", "ready-for-print"] {
+        make_private(&place("own").join(inner));
+        fs::write(place("own").join(inner).join("thesis"), b"years of work").unwrap();
+    }
+    refused("own", "has other files");
+    fs::write(place("own/lock"), b"of another program").unwrap();
+    refused("own", "is not that of a pool");
+    assert_eq!(fs::read(place("own/ready-for-print/thesis")).unwrap(), b"years of work");
+    assert_eq!(fs::read(place("own/new/thesis")).unwrap(), b"years of work");
+    // A pool whose inner folder leads elsewhere.
+    drop(ZeroPool::open(place("pool")).unwrap());
+    fs::remove_dir(place("pool/new")).unwrap();
+    symlink(place("own"), place("pool/new")).unwrap();
+    refused("pool", "is not a folder");
+    assert!(ZeroPool::open(place("a/b")).is_err());
+    for wrong in
+        [options(&[(0, 1)]), options(&[(u64::MAX, 1)]), ZeroPoolOptions { rate: 0, ..options(&[]) }]
+    {
+        let error = ZeroPool::fill(place("new pool"), &wrong).unwrap_err();
         assert!(matches!(error, Error::NotAPool { .. }), "{error}");
     }
+    // Counts of a length add up.
+    let sum = tempfile::tempdir().unwrap();
+    let pool = full(&sum, &[(5, 1), (5, 2)]);
+    assert_eq!(pool.stat().unwrap().ready_files, 3);
+}
+
+/// A child has its parent's handle, and makes files of its own with it.
+#[test]
+fn a_forked_child_makes_other_files() {
+    let folder = folder();
+    let filler = full(&folder, &[(4_096, 20)]);
+    let pool = ZeroPool::open(folder.path().join("pool")).unwrap();
+    let make = |who: &str| {
+        (0..100_u8).all(|number| {
+            let path = folder.path().join(format!("{who}-{number}"));
+            let Ok(file) = pool.create(&path, 4_096, &Options::default()) else { return false };
+            is_zeros(&path, 4_096) && file.file().write_all_at(&[number | 1; 4_096], 0).is_ok()
+        })
+    };
+    // SAFETY: the child calls what it would call in a thread of its own, and ends without handlers.
+    // No other thread uses this handle.
+    #[allow(unsafe_code)]
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::_exit(i32::from(!make("child")));
+        }
+        child
+    };
+    assert!(make("parent"));
+    let child = rustix::process::Pid::from_raw(child);
+    let ended = rustix::process::waitpid(child, rustix::process::WaitOptions::empty()).unwrap();
+    assert_eq!(ended.unwrap().1.exit_status(), Some(0));
+    for (who, number) in
+        ["child", "parent"].iter().flat_map(|who| (0..100_u8).map(move |n| (who, n)))
+    {
+        let path = folder.path().join(format!("{who}-{number}"));
+        assert!(fs::read(path).unwrap() == [number | 1; 4_096], "{who}-{number}");
+    }
+    drop(filler);
 }
 
 #[test]
@@ -341,7 +317,7 @@ fn handles_never_share_a_file_and_take_over_from_each_other() {
                         file.file().write_all_at(&[1; 64 << 10], 0).unwrap();
                         drop(file);
                         match number % 3 {
-                            0 => pool.remove(&path).unwrap(),
+                            0 => fs::remove_file(&path).unwrap(),
                             _ => inodes.push(inode(&path)),
                         }
                     }
@@ -358,11 +334,9 @@ fn handles_never_share_a_file_and_take_over_from_each_other() {
     }
     drop(first);
     fill_again(&other);
-    let path = folder.path().join("after");
-    fs::write(&path, b"other").unwrap();
-    other.remove(&path).unwrap();
-    fill_again(&other);
-    assert!(other.stat().unwrap().is_filler);
+    while !other.stat().unwrap().is_filler {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Fills a pool and takes files of it until it is killed.
@@ -379,7 +353,7 @@ fn take_and_give() {
         file.file().write_all_at(&[1; 64 << 10], 0).unwrap();
         drop(file);
         if number % 2 == 0 {
-            pool.remove(&path).unwrap();
+            fs::remove_file(&path).unwrap();
         }
         std::thread::sleep(Duration::from_millis(number % 5 * 5));
     }
@@ -407,8 +381,8 @@ fn processes_that_are_killed_leave_no_bytes_in_the_pool() {
     }
     assert!(pool.stat().unwrap().taken > 0, "{:?}", pool.stat());
     drop(pool);
-    let pool = full(&folder, &[(64 << 10, 4)]);
-    assert_eq!(pool.stat().unwrap().waiting_files, 0);
+    let _pool = full(&folder, &[(64 << 10, 8)]);
+    assert!(names(&folder.path().join("pool/new")).is_empty());
 }
 
 #[test]

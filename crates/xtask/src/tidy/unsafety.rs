@@ -41,6 +41,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/dax/src/heap.rs", "memory that other processes may change"),
     ("crates/dax/src/persist.rs", "instructions that write caches back"),
     ("crates/dax/tests/dax.rs", "a view of a file that nothing changes"),
+    ("crates/dax/tests/zero_pool.rs", "a test forks"),
     ("crates/aquila/src/sys.rs", "the system calls, and userfaultfd"),
     ("crates/aquila/src/host.rs", "descriptors by number; unmapping what is mapped from files"),
     ("crates/aquila/src/signal.rs", "the handler of SIGBUS, and the one that was there before"),

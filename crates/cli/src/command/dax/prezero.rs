@@ -17,12 +17,12 @@ Examples:
   vellum dax prezero /mnt/pmem/zeroed --rate 1GiB --once
 
 A new block has to be zeroed before a mapping may show it. A program that opens the same folder with
-ZeroPool::open (crate vellum-dax) takes files whose blocks are zeros already, and gives back files
-that it removes. This command zeroes them in the background, until a signal ends it. The folder is
-made if it is not there, and belongs to one user.
+ZeroPool::open (crate vellum-dax) takes files whose blocks are zeros already. This command zeroes
+them in the background, until a signal ends it. The folder is made if it is not there, and belongs
+to one user.
 
-The files take their space all the time. When a program needs it, the pool gives it back. To remove
-a pool, end the command and remove the folder.";
+The files take their space all the time. When such a program needs it, the pool gives it back. To
+remove a pool, end the command and remove the folder.";
 
 /// Keep zeroed files ready for programs that write through mappings
 #[derive(clap::Args)]
@@ -67,7 +67,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let shown = arguments.folder.display();
     let failed = |error: vellum_dax::Error| Failure::message(format!("{shown}: {error}"));
     let pool = ZeroPool::fill(&arguments.folder, &options).map_err(failed)?;
-    fill(&pool, &options).map_err(failed)?;
+    fill(&pool, &options, arguments.once)?;
     if !arguments.once && !interrupt::signal_came() {
         say(&format!("{shown}: {}; Ctrl-C ends this", about(&pool.stat().map_err(failed)?)));
         keep(&pool);
@@ -82,11 +82,25 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 /// Waits until the pool is full, and shows how far it is.
-fn fill(pool: &ZeroPool, options: &ZeroPoolOptions) -> vellum_dax::Result<()> {
-    let wanted = options.files.iter().map(|(length, count)| length * u64::from(*count)).sum();
+fn fill(pool: &ZeroPool, options: &ZeroPoolOptions, once: bool) -> Result<(), Failure> {
+    let failed = |error: vellum_dax::Error| Failure::message(error.to_string());
+    let wanted = options.files.iter().map(|(length, count)| length.saturating_mul((*count).into()));
+    let wanted = wanted.fold(0_u64, u64::saturating_add);
     let progress = Progress::new("zeroing", Unit::Bytes, wanted);
-    while !pool.wait_until_full(Duration::from_millis(100))? && !interrupt::signal_came() {
-        progress.set(pool.stat()?.ready_bytes);
+    let start = Instant::now();
+    while !pool.wait_until_full(Duration::from_millis(100)).map_err(failed)?
+        && !interrupt::signal_came()
+    {
+        let stat = pool.stat().map_err(failed)?;
+        progress.set(stat.ready_bytes);
+        if !stat.is_filler && start.elapsed() > Duration::from_secs(2) {
+            let told = "another process fills this pool";
+            if once {
+                return Err(Failure::message(format!("{told}; end it, or leave the pool to it")));
+            }
+            say(&format!("{told}; this one waits to take over"));
+            break;
+        }
     }
     progress.finish();
     Ok(())
@@ -115,16 +129,17 @@ fn keep(pool: &ZeroPool) {
 fn about(stat: &ZeroPoolStat) -> String {
     let (files, bytes) = (stat.ready_files, size::show(stat.ready_bytes));
     let zeroed = size::show(stat.zeroed_bytes);
-    format!("{files} files are ready, {bytes}; zeroed {zeroed}, {} used again", stat.recycled)
+    format!(
+        "{files} files are ready, {bytes}; {} zeroed by this command, {zeroed}",
+        stat.zeroed_files
+    )
 }
 
 fn to_json(stat: &ZeroPoolStat) -> serde_json::Value {
     json!({
         "ready_files": stat.ready_files,
         "ready_bytes": stat.ready_bytes,
-        "waiting_files": stat.waiting_files,
-        "made": stat.made,
-        "recycled": stat.recycled,
+        "zeroed_files": stat.zeroed_files,
         "zeroed_bytes": stat.zeroed_bytes,
         "filler": stat.is_filler,
         "failure": stat.failure,
