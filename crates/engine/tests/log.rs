@@ -117,6 +117,31 @@ fn a_closed_store_is_one_file_and_an_open_one_has_a_log_beside_it() {
     }
 }
 
+/// The versions of the two headers.
+fn versions(path: &Path) -> [u32; 2] {
+    let bytes = fs::read(path).unwrap();
+    [48, 4096 + 48].map(|at| u32::from_le_bytes(*bytes[at..].first_chunk().unwrap()))
+}
+
+/// A build that does not know the version of a file in use opens it after a close.
+#[test]
+fn no_header_of_a_closed_store_has_the_version_of_one_in_use() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = Store::create(&path, &logged()).unwrap();
+    put(&store, 0..100);
+    assert!(versions(&path).contains(&6));
+    store.close().unwrap();
+    assert!(versions(&path).iter().all(|version| *version <= 5), "{:?}", versions(&path));
+    // The recovery of a store, and no change.
+    let (_folder, path) = crashed(100);
+    let store = Store::open(&path, &plain().log(false)).unwrap();
+    assert!(versions(&path).contains(&6));
+    drop(store);
+    assert!(versions(&path).iter().all(|version| *version <= 5), "{:?}", versions(&path));
+    expect(&Store::open(&path, &plain().log(false).read_only(true)).unwrap(), 100);
+}
+
 #[test]
 fn a_store_recovers_whatever_the_options_are() {
     for options in [plain(), logged(), plain().page_frames(1)] {

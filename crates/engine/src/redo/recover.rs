@@ -196,7 +196,7 @@ impl<'a> Recovery<'a> {
             log: LogPoint { lsn: self.store_lsn(self.end), ..self.header.log },
             ..self.header
         };
-        let file = StoreFile::new(device, self.header);
+        let file = StoreFile::new(device, self.header, self.header.encoded_version());
         if is_planted(StoreBug::EarlyRecoveryHeader) {
             file.write_clean(&file.pause_writes(), header, &[])?;
         }

@@ -91,23 +91,26 @@ impl StoreCore {
     }
 
     /// Makes everything durable and truncates the file's unused tail. Afterwards the file has a
-    /// header without a list, which older programs can read.
+    /// header without a list, and no page has a header of a later version: older programs can read
+    /// the file.
     fn sync_and_trim(&self, freeze: &Freeze<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
+        let file = &self.pages.file;
         if let Some(log) = &self.pages.redo_log {
-            return self.pages.end_log(log, freeze);
+            self.pages.end_log(log, freeze)?;
+            return file.replace_later_version(&file.pause_writes());
         }
         self.pages.check_writable()?;
         self.pages.reclaim_unlinked();
         if !self.pages.is_changed() && !self.has_free_tail() {
-            let header = self.pages.file.header();
-            return match header.listed {
-                0 => Ok(()),
-                _ => self.pages.file.write_clean(&self.pages.file.pause_writes(), header, &[]),
-            };
+            let (paused, header) = (file.pause_writes(), file.header());
+            if header.listed > 0 {
+                file.write_clean(&paused, header, &[])?;
+            }
+            return file.replace_later_version(&paused);
         }
         // From here on a failure leaves a file in use.
         self.pages.changed.store(true, Ordering::Release);
-        self.pages.file.mark_in_use()?;
+        file.mark_in_use()?;
         // After this, the pages that were freed during their write-back are free.
         self.pages.pool.sync()?;
         // The old map may lie in the tail.
@@ -120,9 +123,9 @@ impl StoreCore {
         // After trimming, which may free pages that a reader held until now.
         let number = self.commits.cut();
         let cut = self.cut(freeze, checkpoints)?;
-        drop(self.write_cut(cut, checkpoints)?);
+        let paused = self.write_cut(cut, checkpoints)?;
         self.commits.save(number);
-        Ok(())
+        file.replace_later_version(&paused)
     }
 
     /// Whether the file ends with unused pages.
@@ -348,8 +351,10 @@ impl StoreCore {
 
     /// Whether the store can be dropped without writing anything.
     pub(crate) fn is_saved(&self) -> bool {
-        let is_changed = self.pages.is_changed() || self.pages.file.header().listed > 0;
-        self.pages.file.is_closed() || !is_changed
+        let file = &self.pages.file;
+        let is_changed =
+            self.pages.is_changed() || file.header().listed > 0 || file.has_later_version();
+        file.is_closed() || !is_changed
     }
 }
 

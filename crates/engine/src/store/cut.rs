@@ -308,23 +308,57 @@ impl PageStore {
 mod tests {
     use std::sync::Arc;
 
+    use rustix::io::Errno;
     use vellum_log::{SimulatedDevice, SimulatedOptions};
-    use vellum_pool::device::MemoryDevice;
+    use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
 
     use crate::{Options, Store};
 
-    /// A crash may come when the map of a cut is written and its header is not.
-    #[test]
-    fn the_map_of_a_cut_lies_elsewhere_than_that_of_the_cut_before() {
+    fn options() -> Options {
         let segments = SimulatedOptions { segments: 64, segment_blocks: 16, ..Default::default() };
-        let options = Options {
+        Options {
             log: Some(Arc::new(SimulatedDevice::new(segments))),
             log_bytes: 16 << 10,
             evictors: 0,
             cut_in_background: false,
             ..Options::new().pool_bytes(1 << 20)
-        };
-        let store = Store::create_on(Arc::new(MemoryDevice::new()), &options).unwrap();
+        }
+    }
+
+    /// The header that comes last replaces one that only later builds read. If it cannot be
+    /// written, the file is closed all the same.
+    #[test]
+    fn a_close_that_cannot_write_its_last_header_has_closed_the_file() {
+        let mut writes = None;
+        for fails in [false, true] {
+            let memory = Arc::new(MemoryDevice::new());
+            let device = Arc::new(FaultyDevice::new(memory.clone(), 1).unwrap());
+            let store = Store::create_on(device.clone(), &options()).unwrap();
+            let tree = store.create_tree("tree").unwrap();
+            for number in 0..100_u16 {
+                tree.insert(&number.to_be_bytes(), &[7; 300]).unwrap();
+            }
+            if let Some(writes) = writes {
+                device.plan().fail_nth(Operation::Write, writes, Fault::Error(Errno::IO));
+            }
+            let before = device.plan().counts().writes;
+            assert_eq!(store.close().is_err(), fails);
+            writes = Some(device.plan().counts().writes - before);
+            let copy = Arc::new(MemoryDevice::from_snapshot(memory.snapshot()));
+            let bytes = copy.snapshot();
+            let version = |page: usize| bytes[page * 4096 + 48];
+            let versions = [version(0), version(1)];
+            assert_eq!(versions.iter().max(), Some(if fails { &6 } else { &5 }), "{versions:?}");
+            let plain = Options::new().pool_bytes(1 << 20);
+            let store = Store::open_on(copy, &plain).unwrap();
+            assert_eq!(store.tree("tree").unwrap().entries().count(), 100);
+        }
+    }
+
+    /// A crash may come when the map of a cut is written and its header is not.
+    #[test]
+    fn the_map_of_a_cut_lies_elsewhere_than_that_of_the_cut_before() {
+        let store = Store::create_on(Arc::new(MemoryDevice::new()), &options()).unwrap();
         let tree = store.create_tree("tree").unwrap();
         let mut maps = vec![store.core.pages.header().free_map];
         for number in 0..400_u16 {

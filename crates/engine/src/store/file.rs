@@ -11,7 +11,7 @@
 //! dropped.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use vellum_pool::device::Device;
@@ -34,6 +34,8 @@ pub(crate) struct StoreFile {
     /// The newest header of the file. Only `version` and `next_tree` run ahead of the file: they
     /// are what the next header will say.
     header: Mutex<Header>,
+    /// The version of the header in the other page, or a later one.
+    older_version: AtomicU32,
     /// A thread holds this lock while it writes a header, and while it decides whether to write
     /// one.
     writing: Mutex<()>,
@@ -59,12 +61,13 @@ impl Drop for PausedWrites<'_> {
 }
 
 impl StoreFile {
-    /// The file has this header, durably.
-    pub(crate) fn new(device: &Arc<dyn Device>, header: Header) -> StoreFile {
+    /// The file has this header, durably, and in the other page one of the version `older`.
+    pub(crate) fn new(device: &Arc<dyn Device>, header: Header, older: u32) -> StoreFile {
         StoreFile {
             device: Arc::downgrade(device),
             in_use: AtomicBool::new(!header.clean),
             header: Mutex::new(header),
+            older_version: AtomicU32::new(older),
             writing: Mutex::default(),
             paused: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -216,6 +219,26 @@ impl StoreFile {
         Ok(written.inspect_err(|error| self.poison_for(&error.to_string()))?)
     }
 
+    /// Whether the header in the other page has a later version than the newest one, which is clean
+    /// and lists no pages. A program that does not know that version refuses the file.
+    pub(crate) fn has_later_version(&self) -> bool {
+        let newest = self.header();
+        let older = self.older_version.load(Ordering::Relaxed);
+        newest.clean && newest.listed == 0 && older > newest.encoded_version()
+    }
+
+    /// Has no header page say a later version than the newest one, if that is clean and lists no
+    /// pages: makes it durable in the other page as well.
+    ///
+    /// The newest header is durable, and the file is as it says. So a crash leaves a clean file,
+    /// whichever of the two headers it has.
+    pub(crate) fn replace_later_version(&self, paused: &PausedWrites<'_>) -> Result<()> {
+        match self.has_later_version() {
+            true => self.write_clean(paused, self.header(), &[]),
+            false => Ok(()),
+        }
+    }
+
     /// Makes a header durable for a store with a log.
     pub(crate) fn write_cut(&self, header: Header) -> Result<()> {
         self.check_poison()?;
@@ -234,7 +257,8 @@ impl StoreFile {
         let Some(device) = self.device.upgrade() else {
             return Err(PoolError::WriteAhead(io::Error::other(CLOSED)));
         };
-        let sequence = self.header().sequence + 1;
+        let last = self.header();
+        let sequence = last.sequence + 1;
         let next = Header { sequence, listed: listed.len() as u32, ..next };
         let page = next.page();
         // Until this header is durable, either of the two headers may be the newest one after a
@@ -244,6 +268,7 @@ impl StoreFile {
         let written = next.write(&*device, listed);
         let written = written.map_err(|source| PoolError::Write { page, source });
         written.and_then(|()| device.sync().map_err(PoolError::Sync))?;
+        self.older_version.store(last.encoded_version(), Ordering::Relaxed);
         self.update(|last| {
             *last = Header { version: last.version, next_tree: last.next_tree, ..next };
         });
@@ -303,7 +328,7 @@ mod tests {
             log: LogPoint::default(),
         };
         let device = Arc::new(MemoryDevice::new());
-        let file = StoreFile::new(&(device.clone() as Arc<dyn Device>), header);
+        let file = StoreFile::new(&(device.clone() as Arc<dyn Device>), header, 1);
         (device, file)
     }
 
@@ -324,7 +349,7 @@ mod tests {
         let device = FaultyDevice::new(memory, 1).unwrap();
         device.plan().fail_always(Operation::Sync, Fault::Error(Errno::IO));
         let device: Arc<dyn Device> = Arc::new(device);
-        let file = StoreFile::new(&device, file.header());
+        let file = StoreFile::new(&device, file.header(), 1);
         let error = file.before_pages(0, &|| true).unwrap_err().to_string();
         let poison = file.check_poison().unwrap_err().to_string();
         assert!(error.contains(UNMARKED) && poison.contains(UNMARKED), "{error}; {poison}");

@@ -147,7 +147,8 @@ impl Header {
         self.log.lsn > 0
     }
 
-    fn encoded_version(&self) -> u32 {
+    /// The version that the header's page says.
+    pub(crate) fn encoded_version(&self) -> u32 {
         match (self.has_lsns(), self.listed) {
             (true, _) if self.log.identity == 0 => FORMAT_VERSION_LOG,
             (true, _) if self.clean => FORMAT_VERSION_ENDED_LOG,

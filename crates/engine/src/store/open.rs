@@ -109,7 +109,7 @@ fn create_without_log(
         listed: 0,
         log: LogPoint::default(),
     };
-    let file = Arc::new(StoreFile::new(&device, header));
+    let file = Arc::new(StoreFile::new(&device, header, FORMAT_VERSION));
     let format = StoreFormat::of(file.clone());
     let pool = Pool::open(device.clone(), format, space, pool_options)?;
 
@@ -155,7 +155,7 @@ pub(crate) fn open_at(path: &Path, options: &Options) -> Result<StoreCore> {
 fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Result<StoreCore> {
     let device: Arc<dyn Device> = Arc::new(SyncMemory::new(device));
     let pages = device.pages().map_err(PoolError::Resize)?;
-    let mut header = read_header(&device, pages, options.salvage)?;
+    let (mut header, mut older) = read_header(&device, pages, options.salvage)?;
     if let Some(asked) = options.page_frames.filter(|asked| *asked != header.page_frames) {
         return Err(Error::BadOption(format!(
             "the store's tree pages have {} frames of 4 KiB, not {asked}: leave the option out to \
@@ -177,6 +177,8 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
             return Err(Error::Truncated { found: pages, expected: header.file_pages });
         }
         if !header.clean {
+            // The clean header of the recovered file goes to the other page.
+            older = header.encoded_version();
             let map = || read_free_map(&device, &header);
             let (opened, recovered, report) = recover(&device, header, map, place, options)?;
             (log, header, recovery) = (Some(opened), recovered, Some(report));
@@ -189,7 +191,7 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
             read_free_map(&device, &header)?
         }
     };
-    let file = Arc::new(StoreFile::new(&device, header));
+    let file = Arc::new(StoreFile::new(&device, header, older));
     let format = StoreFormat::of(file.clone());
     let pool = Pool::open(device.clone(), format, space, pool_options)?;
     let mut core = StoreCore::new(pool, device, file, free_map, options.salvage);
@@ -290,22 +292,26 @@ pub(crate) fn header_pages(device: &Arc<dyn Device>, pages: u64) -> Result<Vec<H
         .collect()
 }
 
-/// Reads the valid header. Both headers must be sound: if the newer one were lost, the older one
-/// would describe a state that the file no longer has.
-fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<Header> {
+/// Reads the valid header, and the version of the other one, or a later one. Both headers must be
+/// sound: if the newer one were lost, the older one would describe a state that the file no longer
+/// has.
+fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<(Header, u32)> {
     if pages == 0 {
         let what = "the file is empty, or shorter than one page: create a store in an empty file";
         return Err(Error::NotAStore(what.into()));
     }
     let (mut newest, mut wrong): (Option<Header>, Option<Error>) = (None, None);
-    let mut foreign = 0;
+    let (mut older, mut foreign) = (FORMAT_VERSION, 0);
     let found = header_pages(device, pages)?;
     for (number, page) in (0..).zip(&found) {
         match page {
             HeaderPage::Valid(header) => {
-                if newest.is_none_or(|newest| newest.sequence < header.sequence) {
-                    newest = Some(*header);
-                }
+                let is_newer = |newest: &Header| newest.sequence < header.sequence;
+                let other = match newest {
+                    Some(newest) if !is_newer(&newest) => Some(*header),
+                    _ => newest.replace(*header),
+                };
+                older = other.map_or(older, |other| other.encoded_version());
             }
             HeaderPage::OtherVersion(version) => {
                 return Err(Error::UnknownFormat { found: *version, known: FORMAT_VERSION_NEWEST });
@@ -322,7 +328,7 @@ fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<He
         return Err(Error::NotAStore("its first pages are not headers of a store".into()));
     }
     match (newest, wrong) {
-        (Some(newest), _) if salvage => Ok(newest),
+        (Some(newest), _) if salvage => Ok((newest, older)),
         (_, Some(wrong)) => Err(wrong),
         (Some(newest), None) if !are_consecutive(&found) => Err(Error::damaged(
             newest.page(),
@@ -331,7 +337,7 @@ fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<He
         (Some(newest), None) if pages < HEADER_PAGES => {
             Err(Error::Truncated { found: pages, expected: newest.file_pages })
         }
-        (Some(newest), None) => Ok(newest),
+        (Some(newest), None) => Ok((newest, older)),
         (None, None) => Err(Error::NotAStore("it has no header".into())),
     }
 }
