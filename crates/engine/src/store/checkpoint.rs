@@ -26,6 +26,7 @@ use vellum_pool::{PageCopy, PageRef};
 
 use crate::error::{Error, Result};
 use crate::page::checksum_of;
+use crate::redo::log::MapPlaces;
 use crate::store::at_exit;
 use crate::store::callback::refuse_in_callback;
 use crate::store::core::StoreCore;
@@ -93,10 +94,15 @@ impl StoreCore {
     /// Makes everything durable and truncates the file's unused tail. Afterwards the file has a
     /// header without a list, and no page has a header of a later version: older programs can read
     /// the file.
-    fn sync_and_trim(&self, freeze: &Freeze<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
+    fn sync_and_trim(
+        &self,
+        freeze: &Freeze<'_>,
+        checkpoints: &mut Checkpoints,
+        maps: Option<&mut MapPlaces>,
+    ) -> Result<()> {
         let file = &self.pages.file;
-        if let Some(log) = &self.pages.redo_log {
-            self.pages.end_log(log, freeze)?;
+        if let (Some(log), Some(maps)) = (&self.pages.redo_log, maps) {
+            self.pages.end_log(log, freeze, maps)?;
             return file.replace_later_version(&file.pause_writes());
         }
         self.pages.check_writable()?;
@@ -338,6 +344,11 @@ impl StoreCore {
         freeze: &Freeze<'_>,
         checkpoints: &mut Checkpoints,
     ) -> Result<()> {
+        // Ends a checkpoint of the log that is under way. Its cut must not come amid the frees: the
+        // free map and the records from the cut on would not fit together. The checkpoint can
+        // freeze the gate as well, so it does not wait for this thread.
+        let log = self.pages.redo_log.as_ref();
+        let mut maps = log.map(|log| lock(&log.maps));
         if let Ok(change) = self.pages.change_frozen(freeze) {
             self.free_dropped_trees_in(&change, false);
             // If this fails, the store stays open, and the views go on.
@@ -346,7 +357,7 @@ impl StoreCore {
             }
             self.free_dropped_trees_in(&change, true);
         }
-        self.sync_and_trim(freeze, checkpoints)
+        self.sync_and_trim(freeze, checkpoints, maps.as_deref_mut())
     }
 
     /// Whether the store can be dropped without writing anything.

@@ -155,9 +155,13 @@ impl PageStore {
 
     /// Writes a checkpoint after which the store needs no log, and truncates the file's unused
     /// tail.
-    pub(crate) fn end_log(&self, log: &RedoLog, freeze: &Freeze<'_>) -> Result<()> {
+    pub(crate) fn end_log(
+        &self,
+        log: &RedoLog,
+        freeze: &Freeze<'_>,
+        maps: &mut MapPlaces,
+    ) -> Result<()> {
         self.check_writable()?;
-        let mut maps = lock(&log.maps);
         self.reclaim_unlinked();
         // After this, the places that wait for the log are free.
         self.sync_log(log)?;
@@ -167,14 +171,14 @@ impl PageStore {
             self.pool.free_place(place)?;
         }
         self.pool.trim_space()?;
-        let cut = self.note_cut(log, freeze, &mut maps)?;
+        let cut = self.note_cut(log, freeze, maps)?;
         let header = Header {
             clean: true,
             file_pages: self.pool.end(),
             log: log.point(cut.lsn),
             ..cut.header
         };
-        self.write_log_cut(log, cut, header, &mut maps)?;
+        self.write_log_cut(log, cut, header, maps)?;
         // Only now: the header before this one needs the file's whole length. No error: the header
         // is clean, so no later change may rely on the log.
         if let Err(error) = self.pool.trim_to(header.file_pages) {
@@ -307,11 +311,15 @@ impl PageStore {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::thread;
+    use std::time::Duration;
 
     use rustix::io::Errno;
     use vellum_log::{SimulatedDevice, SimulatedOptions};
     use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
+    use vellum_testing::patience::eventually;
 
+    use crate::sync::lock;
     use crate::{Options, Store};
 
     fn options() -> Options {
@@ -353,6 +361,28 @@ mod tests {
             let store = Store::open_on(copy, &plain).unwrap();
             assert_eq!(store.tree("tree").unwrap().entries().count(), 100);
         }
+    }
+
+    /// A checkpoint that noted its cut amid the frees would have a free map without pages that its
+    /// records do not free, either.
+    #[test]
+    fn a_close_frees_nothing_while_a_checkpoint_is_under_way() {
+        let store = Store::create_on(Arc::new(MemoryDevice::new()), &options()).unwrap();
+        store.create_tree("tree").unwrap().insert(b"key", b"value").unwrap();
+        let view = store.snapshot().unwrap();
+        store.drop_tree("tree").unwrap();
+        let (core, log) = (&store.core, store.core.pages.redo_log.as_ref().unwrap());
+        thread::scope(|scope| {
+            let checkpoint = lock(&log.maps);
+            let closing = scope.spawn(|| core.close());
+            eventually("the close stops changes", || core.pages.gate.try_begin_change().is_none());
+            thread::sleep(Duration::from_millis(100));
+            assert!(core.has_dropped_trees());
+            drop(checkpoint);
+            closing.join().unwrap().unwrap();
+        });
+        assert!(!core.has_dropped_trees());
+        drop(view);
     }
 
     /// A crash may come when the map of a cut is written and its header is not.
