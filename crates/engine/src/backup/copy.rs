@@ -99,7 +99,8 @@ impl Copying<'_, '_> {
         let (none, end) = (RecoveryListener::default(), Lsn(log.lsn));
         let mut recovery = Recovery::new(header, cut.map, cut.space, end, REDO_LIMITS, &none)?;
         recovery.end_at(end);
-        recovery.write(self.to.device, &NoRecords).map_err(|error| self.to.failed(error))
+        let written = recovery.write(&header.encode(&[]), self.to.device, &NoRecords);
+        written.map_err(|error| self.to.failed(error))
     }
 
     fn run_with_log(&mut self, log: &Arc<RedoLog>, records: File) -> Result<Recovered> {
@@ -149,7 +150,8 @@ impl Copying<'_, '_> {
             recovery.give_back(start, count)?;
         }
         recovery.end_at(held.number_in_log(end));
-        recovery.write(self.to.device, held.records()).map_err(|error| self.to.failed(error))
+        let written = recovery.write(&header.encode(&[]), self.to.device, held.records());
+        written.map_err(|error| self.to.failed(error))
     }
 
     /// Copies ranges (start, count) of the file while changes wait: calls no function of the

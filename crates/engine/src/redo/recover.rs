@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use vellum_log::{Lsn, RecordRef};
-use vellum_pool::device::Device;
+use vellum_pool::device::{Device, Write};
 use vellum_pool::{PageRef, PoolError, Space};
 
 use super::progress::{Progress, RecoveryListener, RecoveryReport};
@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::planted::{StoreBug, is_planted};
 use crate::store::file::StoreFile;
 use crate::store::free_map::{self, FreeMap};
-use crate::store::header::{Header, LogPoint, NEXT_TREE_MAX};
+use crate::store::header::{AlignedPage, Header, LogPoint, NEXT_TREE_MAX};
 
 /// A recovered file.
 pub(crate) struct Recovered {
@@ -156,22 +156,26 @@ impl<'a> Recovery<'a> {
         self.end = end.max(self.from());
     }
 
-    /// Writes what the records say, and makes the file clean.
+    /// Writes what the records say, and makes the file clean. `page` is that of the header.
     ///
     /// # Errors
     /// Damage, a failed write or sync: then the file is as it was, for the next recovery.
     pub(crate) fn write(
         mut self,
+        page: &AlignedPage,
         device: &Arc<dyn Device>,
         log: &dyn Records,
     ) -> Result<Recovered> {
         let page_frames = self.header.page_frames;
         // The last process may have been killed before this header was durable. The new map may lie
-        // where the map of the header before it lies.
-        let page = self.header.page();
+        // where the map of the header before it lies. This build would write another version, which
+        // the one that wrote the file may not know: then only this one could recover it.
         if !is_planted(StoreBug::TrustedHeader) {
-            let written = self.header.write(&**device, &[]);
-            written.map_err(|source| PoolError::Write { page, source })?;
+            let place = self.header.page();
+            let mut writes = [Write::new(place.id.0, [&page.0, &[]])];
+            device.write(&mut writes);
+            let [write] = writes;
+            write.result.map_err(|source| PoolError::Write { page: place, source })?;
             device.sync().map_err(PoolError::Sync)?;
         }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vellum_pool::device::{Device, FileDevice, FileOptions, SyncMemory, UnpublishedFile, Write};
-use vellum_pool::{PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space};
+use vellum_pool::{PAGE_SIZE, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space};
 
 use crate::error::{Error, Result};
 use crate::node::{Fences, NodeMut};
@@ -16,8 +16,8 @@ use crate::store::core::StoreCore;
 use crate::store::file::StoreFile;
 use crate::store::free_map;
 use crate::store::header::{
-    FORMAT_VERSION, FORMAT_VERSION_NEWEST, HEADER_PAGES, Header, HeaderPage, LISTED_FRAMES_MAX,
-    LogPoint,
+    AlignedPage, FORMAT_VERSION, FORMAT_VERSION_NEWEST, HEADER_PAGES, Header, HeaderPage,
+    LISTED_FRAMES_MAX, LogPoint,
 };
 use crate::store::open_log::{LogPlace, begin_log, recover};
 use crate::store::options::{Options, PAGE_FRAMES_MAX, min_pool_frames};
@@ -179,8 +179,8 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
         if !header.clean {
             // The clean header of the recovered file goes to the other page.
             older = header.encoded_version();
-            let map = || read_free_map(&device, &header);
-            let (opened, recovered, report) = recover(&device, header, map, place, options)?;
+            let read = || Ok((header_as_read(&device, &header)?, read_free_map(&device, &header)?));
+            let (opened, recovered, report) = recover(&device, header, read, place, options)?;
             (log, header, recovery) = (Some(opened), recovered, Some(report));
         }
     }
@@ -223,20 +223,10 @@ fn check_listed_pages(device: &Arc<dyn Device>, header: &Header, durably: bool) 
     if !durably && header.listed == 0 {
         return Ok(());
     }
-    let headers = small_pool(device, Arc::new(RawPages), 1)?;
-    let newest = headers.fix_shared(header.page())?;
-    match Header::decode(header.page().id.0, &newest) {
-        HeaderPage::Valid(found) if found == *header => {}
-        _ => {
-            return Err(Error::damaged(
-                header.page(),
-                "it has changed since it was read a moment ago",
-            ));
-        }
-    }
+    let newest = header_as_read(device, header)?;
     let pool = scratch_pool(device, StoreFormat::to_read(), 2 * LISTED_FRAMES_MAX)?;
     let mut pages = Vec::with_capacity(header.listed as usize);
-    for listed in header.list(&newest) {
+    for listed in header.list(&newest.0) {
         match pool.fix_shared(listed.page) {
             Ok(page) if page::checksum_of(&page) == listed.checksum => pages.push(page),
             Err(error @ PoolError::Read { .. }) => return Err(error.into()),
@@ -249,14 +239,26 @@ fn check_listed_pages(device: &Arc<dyn Device>, header: &Header, durably: bool) 
     // A damaged list may have a page twice.
     pages.sort_unstable_by_key(|page| page.page());
     pages.dedup_by_key(|page| page.page());
-    let all = [&newest].into_iter().chain(&pages);
-    let mut writes: Vec<_> = all.map(|page| Write::new(page.page().id.0, [page, &[]])).collect();
+    let places = [header.page()].into_iter().chain(pages.iter().map(|page| page.page()));
+    let all = [&newest.0[..]].into_iter().chain(pages.iter().map(|page| &page[..]));
+    let writes = places.clone().zip(all).map(|(page, bytes)| Write::new(page.id.0, [bytes, &[]]));
+    let mut writes: Vec<_> = writes.collect();
     device.write(&mut writes);
-    for (write, page) in writes.into_iter().zip([&newest].into_iter().chain(&pages)) {
-        let page = page.page();
+    for (write, page) in writes.into_iter().zip(places) {
         write.result.map_err(|source| PoolError::Write { page, source })?;
     }
     Ok(device.sync().map_err(PoolError::Sync)?)
+}
+
+/// The page of a header that was read before, byte for byte.
+fn header_as_read(device: &Arc<dyn Device>, header: &Header) -> Result<Box<AlignedPage>> {
+    let pool = small_pool(device, Arc::new(RawPages), 1)?;
+    let mut page = Box::new(AlignedPage([0; PAGE_SIZE]));
+    page.0.copy_from_slice(&pool.fix_shared(header.page())?);
+    match Header::decode(header.page().id.0, &page.0) {
+        HeaderPage::Valid(found) if found == *header => Ok(page),
+        _ => Err(Error::damaged(header.page(), "it has changed since it was read a moment ago")),
+    }
 }
 
 /// A pool for reading a few pages before the free map is known.
@@ -275,7 +277,7 @@ pub(crate) fn scratch_pool(
     frames: u64,
 ) -> Result<Pool> {
     let options = PoolOptions {
-        size: PoolSize::Bytes(frames * vellum_pool::PAGE_SIZE as u64),
+        size: PoolSize::Bytes(frames * PAGE_SIZE as u64),
         evictors: 0,
         read_only: true,
         ..PoolOptions::default()

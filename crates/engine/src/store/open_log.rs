@@ -18,7 +18,7 @@ use crate::redo::progress::RecoveryReport;
 use crate::redo::recover::{Recovered, Recovery};
 use crate::redo::redoer::RedoLimits;
 use crate::store::core::StoreCore;
-use crate::store::header::{FORMAT_VERSION_PIECES, Header};
+use crate::store::header::{AlignedPage, FORMAT_VERSION_PIECES, Header};
 use crate::store::options::Options;
 use crate::sync::lock;
 
@@ -170,18 +170,18 @@ fn recovery_bytes(options: &Options) -> Result<usize> {
     Ok(usize::try_from(options.pool.frames()? / 2).unwrap_or(usize::MAX).saturating_mul(PAGE_SIZE))
 }
 
-/// Recovers a store that ended while it was in use with a log. `map` is the free map of its header,
-/// and the space that it describes. Returns the log, the header of the clean file, and what was
+/// Recovers a store that ended while it was in use with a log. `read` reads the page of its header,
+/// its free map, and the space that the map describes. Returns the log, the header of the clean file, and what was
 /// done.
 pub(crate) fn recover(
     file: &Arc<dyn Device>,
     header: Header,
-    map: impl FnOnce() -> Result<(Vec<PageRef>, Space)>,
+    read: impl FnOnce() -> Result<(Box<AlignedPage>, (Vec<PageRef>, Space))>,
     place: &LogPlace,
     options: &Options,
 ) -> Result<(OpenLog, Header, RecoveryReport)> {
     let (device, files) = place.find(header.log.identity, options)?;
-    let (map, space) = map()?;
+    let (page, (map, space)) = read()?;
     tracing::info!(log = %place, "the store was not closed: recovering it");
     let most = Lsn(device.scan().end * BLOCK_BYTES as u64);
     let limits =
@@ -199,7 +199,7 @@ pub(crate) fn recover(
         late.map_or(Ok(()), |Record { lsn, bytes }| recovery.add(RecordRef { lsn, bytes: &bytes }))
     })?;
     recovery.end_at(end);
-    let Recovered { header, report, .. } = recovery.write(file, &log)?;
+    let Recovered { header, report, .. } = recovery.write(&page, file, &log)?;
     let RecoveryReport { records, pages, log_bytes, duration } = report;
     tracing::info!(records, pages, log_bytes, ?duration, "recovered the store");
     Ok((OpenLog { log, values, files }, header, report))

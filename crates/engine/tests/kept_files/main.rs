@@ -12,9 +12,12 @@ mod make;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use rustix::io::Errno;
 use tempfile::{TempDir, tempdir};
 use vellum::{BackupProgress, Error, Options, RestoreOptions, Store};
+use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
 
 use contents::{Entries, Step, Trees, apply};
 
@@ -232,6 +235,24 @@ fn increments_follow_backups_of_each_format() {
             assert_has(&store, &trees);
         }
     }
+}
+
+/// A recovery that fails leaves the store to the build that wrote it: that knows no later version.
+#[test]
+fn a_recovery_that_fails_leaves_the_header_as_it_was() {
+    let (_folder, path) = copy(&files().join("format-5/crashed-1.store"));
+    let bytes = fs::read(&path).unwrap();
+    let memory = Arc::new(MemoryDevice::from_snapshot(bytes.clone()));
+    let device = Arc::new(FaultyDevice::new(memory.clone(), 1).unwrap());
+    let options = options().log_folder(log_of(&path));
+    device.plan().fail_nth(Operation::Write, 2, Fault::Error(Errno::IO));
+    let error = Store::open_on(device.clone(), &options).unwrap_err();
+    assert!(matches!(error, Error::Io(_)), "{error}");
+    assert!(device.plan().counts().writes >= 2);
+    assert!(memory.snapshot()[..2 * 4096] == bytes[..2 * 4096]);
+    let store = Store::open_on(device, &options).unwrap();
+    assert!(store.recovery().is_some());
+    assert_has(&store, &expected(5, &path));
 }
 
 /// A later format needs files of its own here.
