@@ -1,6 +1,7 @@
 //! Random changes of trees: redo of their records gives the pages that the changes made.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -293,6 +294,31 @@ proptest! {
         prop_assert_eq!(made, new);
         prop_assert!(2 * bytes <= old.len());
     }
+}
+
+/// A record of its own could be the last one before a crash, and would leave pages that nothing
+/// refers to.
+#[test]
+fn the_record_of_a_value_says_that_its_pages_are_in_use() {
+    let store = logged_store(1);
+    let value = vec![7; 3 << 20];
+    let tree = store.create_tree("one").unwrap();
+    for _ in 0..2 {
+        let mut writer = tree.writer(b"key").unwrap();
+        writer.write_all(&value).unwrap();
+        writer.finish().unwrap();
+    }
+    let tree = store.create_tree("two").unwrap();
+    let mut loader = tree.bulk_loader().unwrap();
+    (0..3_u8).for_each(|key| loader.push_from(&[key], &value[..]).unwrap());
+    loader.finish().unwrap();
+    let mut taken = 0;
+    for (_, record) in records(&store, None) {
+        let record = GroupRecord::read(&record).unwrap();
+        assert!(record.taken.is_empty() || !record.pages.is_empty(), "{record:?}");
+        taken += record.taken.iter().map(|range| range.bytes()).sum::<usize>();
+    }
+    assert!(taken > 5 * value.len());
 }
 
 #[test]

@@ -449,20 +449,28 @@ impl PageStore {
     }
 
     /// Logs that ranges of pages are in use, in the room of a change and apart from its groups.
-    /// Does nothing without a log.
+    /// Returns the ranges that the next group of the change says are in use: all, unless they are
+    /// more than a record has. A crash after the records of the others, and before that of the
+    /// group, loses the others' pages. Does nothing without a log.
     ///
     /// # Errors
     /// If the log has no room for all of them, or has failed.
-    pub(crate) fn log_taken(&self, change: &Change<'_>, ranges: &[PageRef]) -> Result<()> {
-        let Some(log) = &self.redo_log else { return Ok(()) };
+    pub(crate) fn log_most_taken<'r>(
+        &self,
+        change: &Change<'_>,
+        ranges: &'r [PageRef],
+    ) -> Result<&'r [PageRef]> {
+        let (before, with) = ranges.split_at(ranges.len().saturating_sub(RANGES_MAX));
+        let Some(log) = &self.redo_log else { return Ok(with) };
         let mut record = Vec::new();
-        for some in ranges.chunks(RANGES_MAX) {
+        for some in before.chunks(RANGES_MAX) {
             change.next_group()?;
             RecordWriter::new(&mut record, some, &[]);
             log.append(&record)?;
             change.note_record(record.len());
         }
-        Ok(())
+        change.next_group()?;
+        Ok(with)
     }
 
     /// Logs that ranges of pages are free, apart from a group. Does nothing without a log.

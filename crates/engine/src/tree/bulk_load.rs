@@ -13,7 +13,7 @@ use crate::node::bulk::{BulkBuilder, PageSink};
 use crate::node::{Node, Payload};
 use crate::page::runs::PageRuns;
 use crate::page::{LEVEL, PAGE_HEADER, PageKind};
-use crate::store::pages::{Change, RANGES_MAX, record_ranges};
+use crate::store::pages::{Change, record_ranges};
 
 /// How full the loader makes inner nodes, in percent. They are few, and have room for the
 /// separators of leaves that are split later. It fills leaves wholly: a few percent of room would
@@ -166,9 +166,9 @@ impl<'a> BulkLoader<'a> {
         pages.write_unlogged(runs.iter())?;
         let change = pages.change()?;
         self.access.check_dropped()?;
-        // Within one change, so that no checkpoint comes between.
-        self.values.iter().try_for_each(|value| value.log_pages(&change))?;
-        self.access.install(&change, &image, &record_ranges(runs.ranges()))?;
+        let mut taken: Vec<_> = self.values.iter().flat_map(ValueWriter::ranges).collect();
+        taken.extend(record_ranges(runs.ranges()));
+        self.access.install(&change, &image, &taken)?;
         self.values.iter().for_each(|value| value.link(&change));
         pages.unlinked.link(new.unlinked);
         pages.note_load(&change);
@@ -205,6 +205,7 @@ impl Access<'_> {
 
     /// Makes `image` the root if the tree is still empty. It leads to these ranges of new pages.
     fn install(self, change: &Change<'_>, image: &[u8], new: &[PageRef]) -> Result<()> {
+        let with = self.pages.log_most_taken(change, new)?;
         let mut root = self.exclusive_root()?;
         if !is_empty(&root) {
             return Err(Error::NotEmpty);
@@ -212,9 +213,6 @@ impl Access<'_> {
         if self.pages.versions.are_kept() {
             self.pages.versions.keep_load(self.tree.id);
         }
-        // Usually none. A crash after their records, and before that of the group, would lose them.
-        let (before, with) = new.split_at(new.len().saturating_sub(RANGES_MAX));
-        self.pages.log_taken(change, before)?;
         let mut group = self.group(change);
         with.iter().for_each(|range| group.take(*range));
         group.copy(&mut root, image);

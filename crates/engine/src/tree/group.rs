@@ -96,9 +96,23 @@ impl<'a> Access<'a> {
         expected: Option<EntryHash>,
         edit: Edit<'_>,
     ) -> Result<bool> {
+        self.edit_taking(change, page, expected, edit, &[])
+    }
+
+    /// As [`edit`](Self::edit), of an entry whose value has these ranges of new pages besides those
+    /// that the group finds itself.
+    #[inline]
+    pub(crate) fn edit_taking(
+        self,
+        change: &Change<'_>,
+        page: &mut ExclusiveGuard<'a>,
+        expected: Option<EntryHash>,
+        edit: Edit<'_>,
+        taken: &[PageRef],
+    ) -> Result<bool> {
         let versions = &self.pages.versions;
         let keeps = expected.is_some_and(|entry| !versions.has_nothing_to_keep(entry));
-        self.edit_and_keep(change, page, edit, keeps)
+        self.edit_and_keep(change, page, edit, keeps, taken)
     }
 
     /// As [`expect_change`](crate::versions::Versions::expect_change), of an entry of this tree.
@@ -118,7 +132,7 @@ impl<'a> Access<'a> {
         indexes: &[usize],
     ) -> Result<()> {
         let keeps = self.pages.versions.are_kept();
-        self.edit_and_keep(change, page, Edit::RemoveAll { indexes }, keeps).map(drop)
+        self.edit_and_keep(change, page, Edit::RemoveAll { indexes }, keeps, &[]).map(drop)
     }
 
     #[inline]
@@ -128,12 +142,14 @@ impl<'a> Access<'a> {
         page: &mut ExclusiveGuard<'a>,
         edit: Edit<'_>,
         keeps: bool,
+        taken: &[PageRef],
     ) -> Result<bool> {
         if self.pages.redo_log.is_none() && !keeps {
             return Ok(NodeMut::new(page).edit(edit));
         }
         let mut group = self.group_without_versions(change);
         group.replaced = keeps.then(Vec::new);
+        group.taken.extend_from_slice(taken);
         let fits = group.edit(page, edit);
         group.end(&mut [page])?;
         Ok(fits)

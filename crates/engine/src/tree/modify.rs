@@ -127,6 +127,19 @@ impl<'a> Access<'a> {
         payload: Payload<'_>,
         existing: Existing,
     ) -> Result<bool> {
+        self.put_payload_of(change, key, payload, existing, &[])
+    }
+
+    /// As [`put_payload`](Self::put_payload), of a value that has these ranges of new pages besides
+    /// those that the group finds itself.
+    pub(crate) fn put_payload_of(
+        self,
+        change: &Change<'_>,
+        key: &[u8],
+        payload: Payload<'_>,
+        existing: Existing,
+        taken: &[PageRef],
+    ) -> Result<bool> {
         let expected = self.expect_change(key);
         loop {
             change.next_group()?;
@@ -144,7 +157,7 @@ impl<'a> Access<'a> {
                 true => Edit::Replace { index, payload },
                 false => Edit::Insert { index, key, payload },
             };
-            if self.edit(change, &mut leaf, expected, edit)? {
+            if self.edit_taking(change, &mut leaf, expected, edit, taken)? {
                 drop(leaf);
                 if let Some(blob) = old_blob {
                     self.free_blob(change, blob);

@@ -142,8 +142,10 @@ impl<'a> ValueWriter<'a> {
             None => access.put_in(&change, &self.key, Incoming::Bytes(&self.buffer), existing)?,
             Some(blob) => {
                 let payload = blob.encode();
-                self.log_pages(&change)?;
-                access.put_payload(&change, &self.key, Payload::Blob(&payload), existing)?
+                let pages = self.ranges();
+                let with = access.pages.log_most_taken(&change, &pages)?;
+                let payload = Payload::Blob(&payload);
+                access.put_payload_of(&change, &self.key, payload, existing, with)?
             }
         };
         self.link(&change);
@@ -169,11 +171,10 @@ impl<'a> ValueWriter<'a> {
         &self.buffer
     }
 
-    /// Logs that the pages of the value are in use. Within the same change the tree gets a
-    /// reference to the value.
-    pub(super) fn log_pages(&self, change: &Change<'_>) -> Result<()> {
-        let pages = self.access.pages;
-        pages.log_taken(change, &record_ranges(pages.unlinked.pages(self.unlinked).ranges()))
+    /// The pages of the value, as records have them. The group that adds the reference to the value
+    /// says that they are in use.
+    pub(super) fn ranges(&self) -> Vec<PageRef> {
+        record_ranges(self.access.pages.unlinked.pages(self.unlinked).ranges())
     }
 
     /// Within this change the tree has got a reference to the value. So the pages of the value are
