@@ -377,6 +377,40 @@ fn a_tree_goes_though_some_of_its_pages_cannot_be_read() {
     }
 }
 
+/// A tree that is cleared forgets the leaf of which it popped entries, though it cannot read it.
+#[test]
+fn a_pop_takes_nothing_out_of_a_bulk_load_that_has_not_ended() {
+    let device = Arc::new(FaultyDevice::new(MemoryDevice::new(), 1).unwrap());
+    let store = Store::create_on(device.clone(), &options(256, 1).evictors(0)).unwrap();
+    let (tree, other) = (store.create_tree("tree").unwrap(), store.create_tree("other").unwrap());
+    let key = |n: u32| n.to_be_bytes();
+    // Leaves of both trees alternate in the file, so that each leaf of the load gets the place of
+    // one.
+    for n in 0..20_000 {
+        tree.insert(&key(n), &[1; 100]).unwrap();
+        other.insert(&key(n), &[2; 100]).unwrap();
+    }
+    store.sync().unwrap();
+    assert_eq!(&*tree.pop_first().unwrap().unwrap().0, &key(0));
+    store.sync().unwrap();
+    // The leaf is evicted, and the root is not.
+    for n in 0..20_000 {
+        assert!(other.get(&key(n)).unwrap().is_some());
+        assert!(n % 10 > 0 || tree.get(&key(19_999)).unwrap().is_some());
+    }
+    device.plan().fail_always(Operation::Read, Fault::Error(Errno::IO));
+    tree.clear().unwrap();
+    device.plan().clear();
+    let freed = store.free_lost_pages(&mut |_| Continue(())).unwrap();
+    assert!(freed.is_sound() && freed.lost_pages > 100, "{freed:?}");
+    let mut loader = tree.bulk_loader().unwrap();
+    (0..5000).for_each(|n| loader.push(&key(n), &[3; 100]).unwrap());
+    assert!(tree.pop_first().unwrap().is_none());
+    assert_eq!(loader.finish().unwrap(), 5000);
+    assert_eq!(&*tree.pop_first().unwrap().unwrap().0, &key(0));
+    assert_eq!(tree.check().unwrap().entries, 4999);
+}
+
 #[test]
 fn a_failed_write_stops_changes_and_not_reading() {
     for operation in [Operation::Write, Operation::Sync] {

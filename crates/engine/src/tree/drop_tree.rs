@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::mem::take;
+use std::sync::atomic::Ordering;
 
 use vellum_pool::{PageId, PageRef};
 
@@ -92,6 +93,11 @@ impl<'a> Access<'a> {
         group.replace(replaced);
         group.format_root(&mut root, 0, 0);
         group.end(&mut [&mut root])?;
+        // Of the leaves that cannot be read, none is freed here, but each may get another use, even
+        // in this tree.
+        for popped in &self.tree.popped_leaves {
+            popped.store(0, Ordering::Relaxed);
+        }
         drop(root);
         let mut batch = Batch::new();
         self.free_below(change, &mut batch, references);
