@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs;
+use std::io::Read;
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -377,6 +378,41 @@ fn a_tree_goes_though_some_of_its_pages_cannot_be_read() {
     }
 }
 
+/// The pool may know lost pages: long values that are in memory, or were.
+#[test]
+fn lost_values_come_free_though_the_pool_has_had_them() {
+    let device = Arc::new(FaultyDevice::new(MemoryDevice::new(), 1).unwrap());
+    let store = Store::create_on(device.clone(), &options(64, 1)).unwrap();
+    for name in ["lost", "kept"] {
+        let tree = store.create_tree(name).unwrap();
+        tree.bulk_load((0..2000_u32).map(|n| (n.to_be_bytes(), [5; 6000]))).unwrap();
+    }
+    store.sync().unwrap();
+    let (lost, kept) = (store.tree("lost").unwrap(), store.tree("kept").unwrap());
+    // Evicts all values and leaves, and brings some values back.
+    kept.entries().for_each(|entry| drop(entry.unwrap()));
+    for n in 0..20_u32 {
+        assert!(lost.get(&n.to_be_bytes()).unwrap().is_some());
+    }
+    let mut stat = store.stat().unwrap();
+    device.plan().fail_always(Operation::Read, Fault::Error(Errno::IO));
+    lost.clear().unwrap();
+    device.plan().clear();
+    let before = store.check(&mut |_| ()).unwrap().lost_pages;
+    assert!(before > 3000, "{before}");
+    let freed = store.free_lost_pages(&mut |_| Continue(())).unwrap();
+    assert!(freed.is_sound() && freed.lost_pages == before, "{before} {freed:?}");
+    assert_eq!(store.check(&mut |_| ()).unwrap().lost_pages, 0);
+    stat.used_pages -= before;
+    assert!(store.stat().unwrap().used_pages <= stat.used_pages);
+    lost.bulk_load((0..2000_u32).map(|n| (n.to_be_bytes(), [6; 6000]))).unwrap();
+    for (tree, byte) in [(&lost, 6), (&kept, 5)] {
+        let count = tree.entries().filter(|entry| entry.as_ref().unwrap().1[..] == [byte; 6000]);
+        assert_eq!(count.count(), 2000);
+    }
+    assert_sound(&store);
+}
+
 /// A tree that is cleared forgets the leaf of which it popped entries, though it cannot read it.
 #[test]
 fn a_pop_takes_nothing_out_of_a_bulk_load_that_has_not_ended() {
@@ -409,6 +445,44 @@ fn a_pop_takes_nothing_out_of_a_bulk_load_that_has_not_ended() {
     assert_eq!(loader.finish().unwrap(), 5000);
     assert_eq!(&*tree.pop_first().unwrap().unwrap().0, &key(0));
     assert_eq!(tree.check().unwrap().entries, 4999);
+}
+
+/// A value is read while its tree is dropped, and nothing says which pages it has.
+#[test]
+fn pages_of_a_lost_value_stay_while_it_is_read() {
+    let memory = Arc::new(MemoryDevice::new());
+    let store = Store::create_on(memory.clone(), &options(4000, 1)).unwrap();
+    let value: Vec<u8> = (0..400_000_u32).map(|n| (n / 7) as u8).collect();
+    store.create_tree("value").unwrap().insert(b"key", &value).unwrap();
+    let sorted = (0..20_000_u32).map(|n| (n.to_be_bytes(), [5; 100]));
+    store.create_tree("other").unwrap().bulk_load(sorted).unwrap();
+    store.close().unwrap();
+    let device =
+        Arc::new(FaultyDevice::new(MemoryDevice::from_snapshot(memory.snapshot()), 1).unwrap());
+    let store = Store::open_on(device.clone(), &options(256, 1)).unwrap();
+    let (tree, other) = (store.tree("value").unwrap(), store.tree("other").unwrap());
+    let mut reader = tree.reader(b"key").unwrap().unwrap();
+    let mut found = vec![0; 10];
+    reader.read_exact(&mut found).unwrap();
+    // The leaf is evicted, and the catalog is not.
+    for n in 0..20_000_u32 {
+        assert!(other.get(&n.to_be_bytes()).unwrap().is_some());
+        assert!(n % 10 > 0 || store.trees().unwrap().len() == 2);
+    }
+    device.plan().fail_always(Operation::Read, Fault::Error(Errno::IO));
+    store.drop_tree("value").unwrap();
+    device.plan().clear();
+    let lost = store.check(&mut |_| ()).unwrap().lost_pages;
+    assert!(lost > 90, "{lost}");
+    let freed = store.free_lost_pages(&mut |_| Continue(()));
+    assert!(matches!(freed, Err(Error::InUse(_))), "{freed:?}");
+    other.upsert(b"more", &[7; 200_000]).unwrap();
+    store.sync().unwrap();
+    reader.read_to_end(&mut found).unwrap();
+    assert!(found == value);
+    drop(reader);
+    assert_eq!(store.free_lost_pages(&mut |_| Continue(())).unwrap().lost_pages, lost);
+    assert_eq!(store.check(&mut |_| ()).unwrap().lost_pages, 0);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use common::{PATIENCE, faulty, faulty_with, generation, new_page, options, stamp
 use rustix::io::Errno;
 use vellum_pool::device::{Device, Fault, MemoryDevice, Operation};
 use vellum_pool::{
-    Clock, PageDamage, PageFormat, PageRef, Pool, PoolError, PoolOptions, RawPages,
+    Clock, PageDamage, PageFormat, PageRange, PageRef, Pool, PoolError, PoolOptions, RawPages,
     ReplacementPolicy, Residents, Space,
 };
 
@@ -67,6 +67,30 @@ fn a_range_reused_as_a_longer_page_during_a_sync_is_written_whole() {
     drop(pool);
     let pool = common::open(memory, options(64));
     assert_eq!(generation(&pool, long), Some(2));
+}
+
+#[test]
+fn a_range_is_freed_whatever_pages_lie_in_it() {
+    let pool = common::open(Arc::new(MemoryDevice::new()), single_steps());
+    // The first ones are evicted, the last ones are resident, and a thread holds one.
+    let long: Vec<_> = (0..40).map(|_| new_page(&pool, 4, 1)).collect();
+    let short = new_page(&pool, 1, 1);
+    let held = pool.fix_shared(long[38]).unwrap();
+    let allocated = || pool.with_space(Space::allocated_pages);
+    assert_eq!(allocated(), 161);
+
+    assert_eq!(pool.free_range(PageRange::new(long[39].id.0, 2)), 0, "a part of a page");
+    assert_eq!(pool.free_range(PageRange::new(long[39].id.0 + 1, 3)), 0, "a part of a page");
+    assert_eq!(generation(&pool, long[39]), Some(1));
+    assert_eq!(pool.free_range(PageRange::new(0, 161)), 161);
+    assert_eq!((pool.frames_to_free(), allocated()), (4, 4));
+    drop(held);
+    assert_eq!((pool.frames_to_free(), allocated()), (0, 0));
+    assert!(matches!(pool.fix_shared(short), Err(PoolError::PageFree(_))));
+
+    let pages: Vec<_> = (0..100).map(|_| new_page(&pool, 1, 2)).collect();
+    assert!(pages.iter().all(|page| page.id.0 < 161));
+    assert!(pages.iter().all(|page| generation(&pool, *page) == Some(2)));
 }
 
 #[test]

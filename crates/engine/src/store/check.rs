@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use vellum_pool::PageRef;
+use vellum_pool::{PageId, PageRef};
 
 use crate::error::{Error, Result};
 use crate::page::runs::PageRuns;
@@ -66,6 +66,11 @@ impl Collector<'_> {
             }
             _ => false,
         }
+    }
+
+    fn has_seen(&self, frame: u64) -> bool {
+        let word = self.seen.get((frame / 64) as usize);
+        word.is_some_and(|seen| seen & 1 << (frame % 64) != 0)
     }
 }
 
@@ -250,8 +255,10 @@ impl Store {
         let _change = pages.change_frozen(freeze)?;
         // The pages of removed values may be found now.
         pages.reclaim_unlinked();
-        // Those of the rest are among those that were not seen.
-        if !pages.unlinked.forget_unreadable() {
+        // Those of the rest are among those that were not seen. So are those of a value whose leaf
+        // could not be read when its tree was dropped.
+        let is_seen = |first: PageId| collector.has_seen(first.0);
+        if pages.unlinked.has_unknown_readers(is_seen) || !pages.unlinked.forget_unreadable() {
             let what = "a removed value is still read, and its pages cannot be found: end the \
                         snapshots and readers, and try again";
             return Err(Error::InUse(what.into()));
@@ -275,8 +282,7 @@ impl Store {
                 lost.push(PageRef::new(frame, pages.page_frames));
             }
         }
-        collector.report.lost_pages = lost.ranges().map(|(_, count)| count).sum();
-        pages.free_pages(lost);
+        collector.report.lost_pages = pages.free_lost(lost);
         Ok(())
     }
 

@@ -32,6 +32,9 @@ struct Lists {
     /// Pages whose reader or writer has ended, or for which the log had no room. The next change or
     /// checkpoint frees them.
     reclaimable: Vec<PageRuns>,
+    /// Lost pages for which the log had no room, as ranges of frames: which pages lie in them is not
+    /// known.
+    lost: Vec<PageRuns>,
     /// Removed values, with the numbers of their trees, whose index could not be read to find their
     /// pages. A checkpoint treats these pages as in use.
     unreadable: Vec<(u32, BlobRef)>,
@@ -47,7 +50,7 @@ struct Readers {
 impl Lists {
     fn all(&self) -> impl Iterator<Item = &PageRuns> {
         let removed = self.read.values().filter_map(|readers| readers.removed.as_ref());
-        self.written.values().chain(removed).chain(&self.reclaimable)
+        self.written.values().chain(removed).chain(&self.reclaimable).chain(&self.lost)
     }
 }
 
@@ -130,6 +133,23 @@ impl UnlinkedPages {
     pub(crate) fn take_reclaimable(&self) -> (Vec<PageRuns>, Vec<(u32, BlobRef)>) {
         let mut lists = self.lock();
         (take(&mut lists.reclaimable), take(&mut lists.unreadable))
+    }
+
+    /// Takes the lost pages that can be freed.
+    pub(crate) fn take_lost(&self) -> Vec<PageRuns> {
+        take(&mut self.lock().lost)
+    }
+
+    /// Lost pages could not be freed yet.
+    pub(crate) fn add_lost(&self, frames: PageRuns) {
+        self.lock().lost.push(frames);
+    }
+
+    /// Whether there are readers of a value of which neither the pages are known nor the first one
+    /// `is_seen`.
+    pub(crate) fn has_unknown_readers(&self, is_seen: impl Fn(PageId) -> bool) -> bool {
+        let lists = self.lock();
+        lists.read.iter().any(|(first, readers)| readers.removed.is_none() && !is_seen(*first))
     }
 
     /// Nothing refers to these pages any more, and they could not be freed yet.

@@ -12,7 +12,9 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
 use crc_fast::{CrcAlgorithm, checksum};
-use vellum_pool::{ExclusiveGuard, PAGE_SIZE, PageId, PageRef, Pool, PoolOptions, RawPages};
+use vellum_pool::{
+    ExclusiveGuard, PAGE_SIZE, PageId, PageRange, PageRef, Pool, PoolOptions, RawPages,
+};
 
 use super::Access;
 use super::check::Visitor;
@@ -958,6 +960,9 @@ impl PageStore {
     pub(crate) fn reclaim_unlinked(&self) {
         let (ended, unreadable) = self.unlinked.take_reclaimable();
         ended.into_iter().for_each(|pages| self.free_pages(pages));
+        for frames in self.unlinked.take_lost() {
+            self.free_lost(frames);
+        }
         unreadable.into_iter().for_each(|(tree, blob)| self.free_value(tree, blob));
     }
 
@@ -991,6 +996,20 @@ impl PageStore {
             return;
         }
         pages.iter().for_each(|page| self.free_logged(page));
+    }
+
+    /// Frees ranges of frames that no tree refers to, whatever pages lie in them, and logs that.
+    /// Returns the number of frames. As [`free_pages`](Self::free_pages), frees them later if it
+    /// must.
+    pub(crate) fn free_lost(&self, frames: PageRuns) -> u64 {
+        if let Err(error) = self.log_freed(&record_ranges(frames.ranges())) {
+            tracing::debug!("lost pages are freed later: {error}");
+            let count = frames.ranges().map(|(_, count)| count).sum();
+            self.unlinked.add_lost(frames);
+            return count;
+        }
+        let free = |(start, count)| self.pool.free_range(PageRange::new(start, count));
+        frames.ranges().map(free).sum()
     }
 
     /// Frees a page to which nothing refers any more. A group has logged that, or has never logged

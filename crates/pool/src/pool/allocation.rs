@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use vellum_vm::PageRange;
+
 use crate::core::is_disk_full;
 use crate::error::PoolError;
 use crate::page::PageRef;
@@ -18,6 +20,17 @@ const GROWTH_MIN: u64 = 16;
 
 /// The file grows by at most so many pages, or an eighth, for freed places that wait for the log.
 const WAITING_MIN: u64 = 4096;
+
+/// How often a thread that frees a range looks at a frame in transit, a moment apart.
+const TRANSIT_TRIES: u32 = 10_000;
+
+/// What lay at a frame of a range that is freed.
+enum Cleared {
+    /// A frame without memory, in no page now.
+    Absent,
+    /// A page of so many frames. It is free, or a later call frees it.
+    Page(u32),
+}
 
 impl Pool {
     /// Allocates a page of `frames` frames, zeroed, held exclusively and dirty.
@@ -227,6 +240,108 @@ impl Pool {
             deferred.push(page);
         }
         Ok(())
+    }
+
+    /// Frees a range of allocated frames to which nothing refers, whatever pages lie in it, without
+    /// reading them. It begins and ends where pages do. Returns the number of its frames that are
+    /// free now, or will be: a page that a thread holds stays, and a later call of this pool frees
+    /// it. The rest stays allocated, with a warning.
+    ///
+    /// A caller that knows the pages calls [`free_page`](Pool::free_page), which refuses references
+    /// of a wrong length.
+    pub fn free_range(&self, range: PageRange) -> u64 {
+        if let Err(error) = self.check_writable() {
+            tracing::warn!("{} frames stay allocated: {error}", range.count);
+            return 0;
+        }
+        self.free_deferred();
+        let end = range.start + range.count;
+        let (mut freed, mut next) = (0, range.start);
+        // The absent frames before the next one, whose places are returned together.
+        let mut absent = PageRef::new(next, 0);
+        while next < end {
+            let cleared = self.clear_frame(PageRef::new(next, 1), end);
+            if let Ok(Cleared::Absent) = cleared {
+                absent.frames += 1;
+                next += 1;
+                if absent.frames < PageRef::MAX_FRAMES {
+                    continue;
+                }
+            }
+            freed += self.return_absent(absent);
+            match cleared {
+                Ok(Cleared::Absent) => {}
+                Ok(Cleared::Page(frames)) => {
+                    freed += u64::from(frames);
+                    next += u64::from(frames);
+                }
+                Err(error) => {
+                    tracing::warn!("page {next} could not be freed and stays allocated: {error}");
+                    next += 1;
+                }
+            }
+            absent = PageRef::new(next, 0);
+        }
+        freed + self.return_absent(absent)
+    }
+
+    /// Returns the places of frames that are in no page any more. Returns their number.
+    fn return_absent(&self, frames: PageRef) -> u64 {
+        if frames.frames == 0 {
+            return 0;
+        }
+        match self.return_place(frames) {
+            Ok(()) => u64::from(frames.frames),
+            Err(error) => {
+                tracing::warn!("{frames} could not be freed and stays allocated: {error}");
+                0
+            }
+        }
+    }
+
+    /// Frees the page that begins with a frame and ends by `end`, or has it freed later if a thread
+    /// holds it. No page can begin with a frame that is absent afterwards, and its place stays
+    /// allocated.
+    fn clear_frame(&self, frame: PageRef, end: u64) -> Result<Cleared, PoolError> {
+        let fits = |page: PageRef| match page.id.0 + u64::from(page.frames) <= end {
+            true => Ok(page),
+            false => Err(PoolError::WrongSize(page)),
+        };
+        for _ in 0..TRANSIT_TRIES {
+            let (state, seen) = self.core.look(frame)?;
+            match seen.state() {
+                // An inner frame of a page that was resident.
+                State::Free => return Ok(Cleared::Absent),
+                State::Evicted => {
+                    if let Some(true) = self.core.free_evicted(frame, state, seen)? {
+                        return Ok(Cleared::Absent);
+                    }
+                }
+                State::Inner => return Err(PoolError::WrongSize(frame)),
+                State::Unlocked | State::Marked => {
+                    if state.try_lock(seen) {
+                        let page = self.core.whole(frame.id);
+                        if let Err(error) = fits(page) {
+                            self.core.unlock(page, Leave::Unlocked, false);
+                            return Err(error);
+                        }
+                        return self.free_locked(page).map(|()| Cleared::Page(page.frames));
+                    }
+                }
+                State::Shared(_) => {
+                    let page = self.core.whole(frame.id);
+                    // If the word is the same, the page was resident all the time.
+                    if self.core.look(frame)?.1 == seen {
+                        lock(&self.deferred).push(fits(page)?);
+                        return Ok(Cleared::Page(page.frames));
+                    }
+                }
+                // It is read in, or evicted.
+                State::Locked => {}
+            }
+            self.core.budget.wait_briefly();
+        }
+        Err(PoolError::InUse(frame))
     }
 
     /// Frees a page unless a thread holds it. True if it is free now.
