@@ -2,6 +2,7 @@
 //! The code with locks must give the same results as the optimistic code.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use vellum_pool::device::MemoryDevice;
 
@@ -160,4 +161,14 @@ fn a_commit_does_not_wait_for_a_reader_that_waits_for_it() {
         let found = access.try_exclusive_leaf(&second).unwrap();
         drop((found, held));
     });
+}
+
+/// A leaf that the clear cannot read is not freed there, and may get another use.
+#[test]
+fn a_cleared_tree_knows_no_leaf_of_a_pop() {
+    let (_store, tree) = tree();
+    let popped = &tree.access().tree.popped_leaves;
+    popped.iter().for_each(|leaf| leaf.store(99, Ordering::Relaxed));
+    tree.clear().unwrap();
+    assert!(popped.iter().all(|leaf| leaf.load(Ordering::Relaxed) == 0));
 }
