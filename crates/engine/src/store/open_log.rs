@@ -171,8 +171,8 @@ fn recovery_bytes(options: &Options) -> Result<usize> {
 }
 
 /// Recovers a store that ended while it was in use with a log. `read` reads the page of its header,
-/// its free map, and the space that the map describes. Returns the log, the header of the clean file, and what was
-/// done.
+/// its free map, and the space that the map describes. Returns the log, the header of the clean
+/// file, and what was done.
 pub(crate) fn recover(
     file: &Arc<dyn Device>,
     header: Header,

@@ -32,8 +32,8 @@ struct Lists {
     /// Pages whose reader or writer has ended, or for which the log had no room. The next change or
     /// checkpoint frees them.
     reclaimable: Vec<PageRuns>,
-    /// Lost pages for which the log had no room, as ranges of frames: which pages lie in them is not
-    /// known.
+    /// Lost pages for which the log had no room, as ranges of frames: which pages lie in them is
+    /// not known.
     lost: Vec<PageRuns>,
     /// Removed values, with the numbers of their trees, whose index could not be read to find their
     /// pages. A checkpoint treats these pages as in use.
