@@ -245,14 +245,10 @@ static void dax_attachment_end(struct dax_attachment *attachment)
 	struct dax_region *region = dax_region_of(heap, attachment->slot);
 	unsigned int first = attachment->slot % DAX_REGION_SLOTS, i;
 	struct dax_table *table = attachment->table;
-	bool is_last;
 
 	spin_lock(&table->attachments_lock);
 	list_del(&attachment->node);
-	is_last = list_empty(&table->attachments);
 	spin_unlock(&table->attachments_lock);
-	if (is_last && !READ_ONCE(table->mounts.count))
-		dax_table_cancel_refresh(table, attachment->file);
 	spin_lock(&region->lock);
 	for (i = 0; i < attachment->count; i++)
 		region->slots[first + i].attachment = NULL;
@@ -423,10 +419,14 @@ static bool dax_attachment_fault_in_table(struct dax_attachment *attachment, uns
 static bool dax_attachment_serve(struct dax_attachment *attachment, unsigned int slot)
 {
 	struct dax_region *region = dax_region_of(attachment->heap, slot);
-	bool is_served;
+	bool is_served = false;
 
 	spin_lock(&region->lock);
-	is_served = !attachment->is_detached && dax_slot_serve(attachment->heap, slot);
+	/* The fault may have waited until after the end of the attachment. */
+	if (!attachment->is_detached) {
+		dax_table_refresh_later(attachment->table, attachment->file);
+		is_served = dax_slot_serve(attachment->heap, slot);
+	}
 	region->served_faults += is_served;
 	spin_unlock(&region->lock);
 	return is_served;
@@ -458,7 +458,6 @@ static vm_fault_t dax_attachment_fault_in_file(struct dax_attachment *attachment
 	u64 unmaps;
 
 	dax_table_misses(table, page);
-	dax_table_refresh_later(table, attachment->file);
 	if (!dax_attachment_serve(attachment, slot))
 		return READ_ONCE(attachment->heap->closed) ? VM_FAULT_SIGBUS : VM_FAULT_NOPAGE;
 	unmaps = dax_table_unmaps(table);

@@ -184,8 +184,12 @@ void dax_table_lose(struct dax_table *table, u64 first, u64 end);
 int dax_table_refresh(struct dax_table *table, const struct file *file);
 /* Refreshes the table after a pause. */
 void dax_table_refresh_later(struct dax_table *table, const struct file *file);
-/* Cancels a refresh that was to come later and has not begun. The caller is a user. */
-void dax_table_cancel_refresh(struct dax_table *table, struct file *file);
+/*
+ * Cancels a refresh that was to come later and has not begun. True: the caller is a user in its
+ * place, and puts what it needed of the file. Does not sleep; under RCU the caller need be no user.
+ */
+bool dax_table_cancel_refresh(struct dax_table *table, struct dax_return *taken);
+void dax_return_put(const struct dax_return *taken);
 /*
  * Refreshes the table. From now on it has a leaf only for a block that is durably the file's.
  */

@@ -206,13 +206,34 @@ static void dax_keep(struct dax_table *table)
 	dax_kept_pages += table->kept_pages;
 }
 
+/*
+ * A user less, unless it is the last one. A refresh that is to come is a user that nobody waits
+ * for: it goes with the last other one. Otherwise it would keep the file for as long as its pause
+ * is, and run when the module may be gone.
+ */
+static bool dax_table_leave(struct dax_table *table)
+{
+	struct dax_return taken = {};
+	bool has_left;
+
+	/* The table stays under RCU, also if the refresh has begun and is its last user. */
+	rcu_read_lock();
+	has_left = refcount_dec_not_one(&table->users);
+	if (has_left && refcount_read(&table->users) == 1)
+		has_left = !dax_table_cancel_refresh(table, &taken);
+	rcu_read_unlock();
+	if (taken.cred)
+		dax_return_put(&taken);
+	return has_left;
+}
+
 void dax_table_put(struct dax_table *table, struct file *file)
 {
-	while (!refcount_dec_not_one(&table->users)) {
+	while (!dax_table_leave(table)) {
 		spin_lock(&dax_tables_lock);
-		if (!refcount_dec_and_test(&table->users)) {
+		if (!refcount_dec_if_one(&table->users)) {
 			spin_unlock(&dax_tables_lock);
-			return;
+			continue;
 		}
 		if (!table->is_written) {
 			dax_keep(table);
@@ -381,10 +402,11 @@ int dax_tables_start(void)
 
 void dax_tables_end(void)
 {
-	/* Work may be the last user of a table. */
+	/* Work that has begun may be the last user of a table. None is to come: see above. */
 	flush_workqueue(dax_work);
 	vellum_shrinker_unregister(dax_shrinker);
 	dax_reclaim_all_but(0);
+	WARN_ON_ONCE(dax_counts.tables);
 	/* The tables are in the queue after a grace period. */
 	pt_wait_for_walks();
 	rcu_barrier();

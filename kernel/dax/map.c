@@ -134,8 +134,6 @@ static void dax_mount_end(struct dax_mount *mount)
 	struct dax_table *table = mount->table;
 
 	pt_mounts_remove(&table->mounts, &mount->mount);
-	if (!READ_ONCE(table->mounts.count))
-		dax_table_cancel_refresh(table, mount->file);
 	dax_table_put(table, mount->file);
 	fput(mount->file);
 	kfree(mount);

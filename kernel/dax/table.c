@@ -141,7 +141,7 @@ static bool dax_table_take_return(struct dax_table *table, struct dax_return *ta
 	return taken->cred;
 }
 
-static void dax_return_put(const struct dax_return *taken)
+void dax_return_put(const struct dax_return *taken)
 {
 	path_put(&taken->path);
 	put_cred(taken->cred);
@@ -189,18 +189,15 @@ void dax_table_refresh_later(struct dax_table *table, const struct file *file)
 	spin_unlock(&table->lock);
 }
 
-void dax_table_cancel_refresh(struct dax_table *table, struct file *file)
+bool dax_table_cancel_refresh(struct dax_table *table, struct dax_return *taken)
 {
-	struct dax_return taken = {};
+	bool is_cancelled;
 
 	spin_lock(&table->lock);
-	if (cancel_delayed_work(&table->returning))
-		dax_table_take_return(table, &taken);
+	is_cancelled = cancel_delayed_work(&table->returning) &&
+		       dax_table_take_return(table, taken);
 	spin_unlock(&table->lock);
-	if (!taken.cred)
-		return;
-	dax_return_put(&taken);
-	dax_table_put(table, file);
+	return is_cancelled;
 }
 
 struct dax_table *dax_table_make(const struct file *file)

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::RwLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{OnceLock, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use rustix::fs::{FallocateFlags, fallocate, inotify};
 use vellum_kernel_tests::counters::{self, assert_file_tables_are_sound};
 use vellum_kernel_tests::dax::{self, DaxFile, Heap, KeptBound, tables};
 use vellum_kernel_tests::random::Random;
-use vellum_kernel_tests::threads::{Deadline, Stop};
+use vellum_kernel_tests::threads::{Deadline, Stop, wait_until};
 use vellum_kernel_tests::{Errno, PAGE, Table, access, dax_turn, persistent, sys};
 use vellum_uapi::dax::{DURABLE, Tables, UNIT};
 
@@ -428,6 +428,81 @@ fn the_bound_holds_and_the_oldest_go_first() {
     assert_eq!(tables().kept, 0);
     use_table(1);
     assert_eq!((tables().kept, tables().tables), (0, 0));
+}
+
+/// The state of a thread, whose folder in /proc this is; D: it waits for a lock.
+fn state(thread: &Path) -> char {
+    let line = fs::read_to_string(thread.join("stat")).unwrap_or_default();
+    line.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or_default()
+}
+
+/// Waits until the one table has no user, the module's worker included.
+#[track_caller]
+fn wait_until_kept(patience: Duration) {
+    let start = Instant::now();
+    while tables().kept != 1 {
+        assert!(start.elapsed() < patience, "the table has a user: {:?}", tables());
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A fault waits for the file's lock while its attachment ends. Whether that has happened.
+fn fault_late(file: &DaxFile, heap: &Heap, pages: u64) -> bool {
+    (1..pages).step_by(2).for_each(|page| file.stamp(page, page));
+    let address = heap.attach(file.file(), 0, SLOT).unwrap();
+    let (begins, ends) = (AtomicBool::new(false), AtomicBool::new(false));
+    let thread = OnceLock::new();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            begins.store(true, Ordering::SeqCst);
+            // So many extents take a while.
+            fallocate(file.file(), WAYS[0], 0, pages * PAGE as u64).unwrap();
+            ends.store(true, Ordering::SeqCst);
+        });
+        scope.spawn(|| {
+            let own = fs::read_link("/proc/thread-self").unwrap();
+            wait_until(|| begins.load(Ordering::SeqCst));
+            thread.set(Path::new("/proc").join(own)).unwrap();
+            thread::sleep(Duration::from_millis(1));
+            // A hole, which has no leaf.
+            let _ = access::load(address);
+        });
+        wait_until(|| thread.get().is_some());
+        let waits = || state(thread.get().unwrap()) == 'D';
+        wait_until(|| waits() || ends.load(Ordering::SeqCst));
+        heap.detach(address).unwrap();
+        heap.reap();
+        waits() && !ends.load(Ordering::SeqCst)
+    })
+}
+
+/// A fault that waits while its attachment ends does not have the table refreshed later: that would
+/// keep the file for seconds, and then use a module that may be gone.
+#[test]
+fn a_late_fault_leaves_no_refresh_behind() {
+    let Some(_turn) = dax_turn() else { return };
+    forget_kept();
+    const PAGES: u64 = 8_192;
+    let file = DaxFile::new("late");
+    file.file().set_len(PAGES * PAGE as u64).unwrap();
+    let heap = Heap::for_reading(0);
+    for _ in 0..10 {
+        let table = file.table();
+        // Each time the pause before the refresh doubles, up to ten seconds.
+        for _ in 0..12 {
+            let address = heap.attach(file.file(), 0, SLOT).unwrap();
+            assert_eq!(access::load(address), Ok(0));
+            heap.detach(address).unwrap();
+            heap.reap();
+        }
+        let was_late = fault_late(&file, &heap, PAGES);
+        drop(table);
+        wait_until_kept(Duration::from_secs(4));
+        if was_late {
+            return;
+        }
+    }
+    panic!("no fault has waited");
 }
 
 /// The module frees them when it is unloaded.
