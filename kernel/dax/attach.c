@@ -291,7 +291,7 @@ static void dax_attachment_bury(struct dax_attachment *attachment)
 	if (atomic_inc_return(&heap->zombie_count) >= heap->batch || READ_ONCE(heap->closed))
 		dax_reap(heap);
 	else if (!delayed_work_pending(&heap->reaping))
-		queue_delayed_work(dax_work, &heap->reaping, DAX_ZOMBIE_TIME);
+		queue_delayed_work(dax_end_work, &heap->reaping, DAX_ZOMBIE_TIME);
 }
 
 /* Detaches whatever is there, or nothing but this attachment. */

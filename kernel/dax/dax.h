@@ -161,7 +161,8 @@ void dax_tables_count(struct vellum_dax_tables *counts);
 int dax_tables_start(void);
 void dax_tables_end(void);
 
-extern struct workqueue_struct *dax_work;
+/* What files' users may delay; and what frees memory. */
+extern struct workqueue_struct *dax_work, *dax_end_work;
 
 /* table.c */
 /* Makes a table that has one user, and no leaves. */

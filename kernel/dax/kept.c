@@ -23,7 +23,7 @@
 /* The struct of a table takes as much as a page table, at most. */
 #define DAX_KEPT_STRUCT	1
 
-struct workqueue_struct *dax_work;
+struct workqueue_struct *dax_work, *dax_end_work;
 
 static DEFINE_SPINLOCK(dax_tables_lock);	/* protects all below */
 /* By the file's mapping. Read under RCU, too. */
@@ -393,9 +393,15 @@ int dax_tables_start(void)
 	dax_work = alloc_workqueue("vellum-dax", WQ_UNBOUND, 0);
 	if (!dax_work)
 		return -ENOMEM;
+	/* The shrinker's tables are freed there. */
+	dax_end_work = alloc_workqueue("vellum-dax-end", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
+	if (!dax_end_work)
+		goto no_end_work;
 	dax_shrinker = vellum_shrinker_register("vellum-dax", &dax_shrinker_like);
 	if (dax_shrinker)
 		return 0;
+	destroy_workqueue(dax_end_work);
+no_end_work:
 	destroy_workqueue(dax_work);
 	return -ENOMEM;
 }
@@ -403,12 +409,12 @@ int dax_tables_start(void)
 void dax_tables_end(void)
 {
 	/* Work that has begun may be the last user of a table. None is to come: see above. */
-	flush_workqueue(dax_work);
+	destroy_workqueue(dax_work);
 	vellum_shrinker_unregister(dax_shrinker);
 	dax_reclaim_all_but(0);
 	WARN_ON_ONCE(dax_counts.tables);
 	/* The tables are in the queue after a grace period. */
 	pt_wait_for_walks();
 	rcu_barrier();
-	destroy_workqueue(dax_work);
+	destroy_workqueue(dax_end_work);
 }

@@ -117,7 +117,7 @@ static void dax_table_walked(struct rcu_head *head)
 {
 	struct dax_table *table = container_of(head, struct dax_table, walked);
 
-	queue_work(dax_work, &table->destruction);
+	queue_work(dax_end_work, &table->destruction);
 }
 
 /*
@@ -147,9 +147,26 @@ void dax_return_put(const struct dax_return *taken)
 	put_cred(taken->cred);
 }
 
+/* Does not wait for programs that have a lease of the file: others share the worker. */
 static struct file *dax_return_open(const struct dax_return *taken)
 {
-	return dentry_open(&taken->path, O_RDONLY | O_LARGEFILE, taken->cred);
+	return dentry_open(&taken->path, O_RDONLY | O_LARGEFILE | O_NONBLOCK, taken->cred);
+}
+
+/* Refreshes the table after a pause. The caller is a user. */
+static void dax_table_return_later(struct dax_table *table, const struct path *path,
+				   const struct cred *cred)
+{
+	spin_lock(&table->lock);
+	if (!table->return_to.cred) {
+		dax_table_get(table);
+		table->return_to.path = *path;
+		path_get(&table->return_to.path);
+		table->return_to.cred = get_cred(cred);
+		queue_delayed_work(dax_work, &table->returning, table->pause);
+		table->pause = min_t(unsigned long, 2 * table->pause, DAX_LONGEST_PAUSE);
+	}
+	spin_unlock(&table->lock);
 }
 
 static int dax_table_refresh_by(struct dax_table *table, struct file *file);
@@ -167,6 +184,8 @@ static void dax_table_return(struct work_struct *work)
 	/* After an error the file system goes on to serve the mappings, until the next fault. */
 	if (!IS_ERR(file))
 		dax_table_refresh_by(table, file);
+	else if (PTR_ERR(file) == -EWOULDBLOCK)
+		dax_table_return_later(table, &taken.path, taken.cred);
 	dax_table_put(table, IS_ERR(file) ? NULL : file);
 	if (!IS_ERR(file))
 		fput(file);
@@ -175,18 +194,8 @@ static void dax_table_return(struct work_struct *work)
 
 void dax_table_refresh_later(struct dax_table *table, const struct file *file)
 {
-	if (delayed_work_pending(&table->returning))
-		return;
-	spin_lock(&table->lock);
-	if (!table->return_to.cred) {
-		dax_table_get(table);
-		table->return_to.path = file->f_path;
-		path_get(&table->return_to.path);
-		table->return_to.cred = get_cred(file->f_cred);
-		queue_delayed_work(dax_work, &table->returning, table->pause);
-		table->pause = min_t(unsigned long, 2 * table->pause, DAX_LONGEST_PAUSE);
-	}
-	spin_unlock(&table->lock);
+	if (!delayed_work_pending(&table->returning))
+		dax_table_return_later(table, &file->f_path, file->f_cred);
 }
 
 bool dax_table_cancel_refresh(struct dax_table *table, struct dax_return *taken)

@@ -505,6 +505,42 @@ fn a_late_fault_leaves_no_refresh_behind() {
     panic!("no fault has waited");
 }
 
+/// `fcntl` with a number.
+fn fcntl(file: &File, command: i32, argument: i32) -> i32 {
+    // SAFETY: these commands read and write no memory of the process.
+    #[allow(unsafe_code)]
+    let outcome = unsafe { libc::fcntl(file.as_raw_fd(), command, argument) };
+    assert!(outcome >= 0, "fcntl {command}: {:?}", sys::last_error());
+    outcome
+}
+
+/// A program that has a lease of its file lets others that open it wait: 45 seconds, or until it
+/// gives the lease up. The module's worker does not wait.
+#[test]
+fn a_lease_holds_no_worker() {
+    const F_SETSIG: i32 = 10;
+    let Some(_turn) = dax_turn() else { return };
+    for gives_up in [true, false] {
+        forget_kept();
+        let file = DaxFile::new("leased");
+        file.file().set_len(8 * PAGE as u64).unwrap();
+        let table = file.table();
+        let mapping = table.mapped(8);
+        // The signal that asks for the lease is ignored.
+        fcntl(file.file(), F_SETSIG, libc::SIGURG);
+        fcntl(file.file(), libc::F_SETLEASE, libc::F_WRLCK);
+        assert_eq!(access::load(mapping.page(0)), Ok(0));
+        assert_eq!(table.stat().barred, 1);
+        wait_until(|| fcntl(file.file(), libc::F_GETLEASE, 0) != libc::F_WRLCK);
+        if gives_up {
+            fcntl(file.file(), libc::F_SETLEASE, libc::F_UNLCK);
+            wait_until(|| table.stat().barred == 0);
+        }
+        drop((mapping, table));
+        wait_until_kept(Duration::from_secs(20));
+    }
+}
+
 /// The module frees them when it is unloaded.
 #[test]
 fn an_unloaded_module_keeps_none() {
