@@ -9,17 +9,36 @@
  */
 
 #include <linux/dax.h>
+#include <linux/fileattr.h>
 #include <linux/pfn_t.h>
 #include <linux/sched/signal.h>
 
 #include "dax/dax.h"
 
-int dax_blocks_open(struct dax_table *table)
+/*
+ * Whether a file without DAX may take the blocks over, of which nothing tells the module: ext4
+ * refuses EXT4_IOC_MOVE_EXT only if the file that it names first has DAX. There are files of both
+ * kinds where each one's flag decides (the mount option dax=inode). The inode of a file with DAX
+ * then has the flag, or has lost it since it was read; the file system asks the kernel to drop such
+ * an inode early, before it changes the flag.
+ */
+static bool dax_blocks_may_move(const struct file *file)
+{
+	struct fileattr attributes;
+
+	if (vfs_fileattr_get(file->f_path.dentry, &attributes) ||
+	    (attributes.fsx_xflags & FS_XFLAG_DAX))
+		return true;
+	smp_rmb();	/* the flag before the request */
+	return READ_ONCE(file_inode(file)->i_state) & I_DONTCACHE;
+}
+
+int dax_blocks_open(struct dax_table *table, const struct file *file)
 {
 	struct inode *inode = dax_inode(table);
 
 	if (inode->i_blkbits != PAGE_SHIFT || !table->mapping->a_ops->bmap ||
-	    !inode->i_sb->s_bdev)
+	    !inode->i_sb->s_bdev || dax_blocks_may_move(file))
 		return -EOPNOTSUPP;
 	table->device = fs_dax_get_by_bdev(inode->i_sb->s_bdev, &table->offset, NULL, NULL);
 	return table->device ? 0 : -EOPNOTSUPP;

@@ -237,7 +237,7 @@ u64 dax_attachments_count(struct dax_table *table);
 u64 dax_attachments_wrong(struct dax_table *table);
 
 /* blocks.c */
-int dax_blocks_open(struct dax_table *table);
+int dax_blocks_open(struct dax_table *table, const struct file *file);
 void dax_blocks_close(struct dax_table *table);
 /* Whether what is written back from the CPUs' caches is durable then. */
 bool dax_blocks_can_be_durable(const struct dax_table *table);

@@ -231,7 +231,7 @@ struct dax_table *dax_table_make(const struct file *file)
 	table->pause = DAX_FIRST_PAUSE;
 	table->missing = U64_MAX;
 	table->generation = file_inode(file)->i_generation;
-	error = dax_blocks_open(table);
+	error = dax_blocks_open(table, file);
 	if (error)
 		goto no_blocks;
 	error = pt_tree_init_sparse(&table->tree, PG_LEVEL_4K, NULL);

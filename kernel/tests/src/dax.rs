@@ -41,14 +41,20 @@ pub fn format() {
 
 /// Mounts it for DAX.
 pub fn mount() {
-    run("mount", &["-t", "ext4", "-o", "dax", persistent::DEVICE, FOLDER]);
+    mount_with("dax");
+}
+
+/// Mounts it with another option.
+pub fn mount_with(option: &str) {
+    run("mount", &["-t", "ext4", "-o", option, persistent::DEVICE, FOLDER]);
 }
 
 fn is_mounted_for_dax() -> bool {
     let mounts = fs::read_to_string("/proc/mounts").expect("/proc/mounts");
     mounts.lines().any(|line| {
         let words: Vec<&str> = line.split(' ').collect();
-        words[1] == FOLDER && words[2] == "ext4" && words[3].contains("dax")
+        let is_dax = |option| option == "dax" || option == "dax=always";
+        words[1] == FOLDER && words[2] == "ext4" && words[3].split(',').any(is_dax)
     })
 }
 

@@ -1,16 +1,17 @@
 //! File tables: a mapping shows the file as it is, whatever happens to the file meanwhile.
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{AtFlags, FallocateFlags, StatxAttributes, StatxFlags, fallocate, statx};
 use vellum_kernel_tests::access::{self, Fault};
 use vellum_kernel_tests::counters::{Memory, assert_file_tables_are_sound};
-use vellum_kernel_tests::dax::{DaxFile, KeptBound};
+use vellum_kernel_tests::dax::{self, DaxFile, Heap, KeptBound};
 use vellum_kernel_tests::sys::{READ_WRITE, Request};
-use vellum_kernel_tests::{Errno, Mapping, PAGE, TABLE_PAGES, Table, dax_turn, sys};
+use vellum_kernel_tests::{Errno, Mapping, PAGE, TABLE_PAGES, Table, dax_turn, persistent, sys};
 use vellum_uapi::dax::{MAX_EXTENT, READ_UNIT};
 
 /// Loads a byte of each page, and returns the faults that it took.
@@ -373,4 +374,49 @@ fn tables_and_their_memory_are_given_back() {
         assert_eq!(touch(&mapping, 1), 1);
     }
     before.assert_back();
+}
+
+/// Gives a file the flag that asks for DAX where each file decides, or takes it away.
+fn set_dax_flag(file: &File, is_set: bool) {
+    const SET_ATTRIBUTES: u32 = 0x401c_5820;
+    const DAX: u32 = 0x8000;
+    let attributes = [if is_set { DAX } else { 0 }, 0, 0, 0, 0, 0, 0];
+    let argument = (&raw const attributes).expose_provenance() as u64;
+    sys::ioctl(file.as_fd(), SET_ATTRIBUTES, argument).unwrap();
+}
+
+fn has_dax(file: &File) -> bool {
+    let found = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).unwrap();
+    found.stx_attributes.contains(StatxAttributes::DAX)
+}
+
+/// Where each file decides whether it has DAX, a file without DAX can take the blocks of one that
+/// has it (EXT4_IOC_MOVE_EXT), and nothing is unmapped.
+#[test]
+fn a_file_that_has_dax_by_its_flag_is_refused() {
+    let Some(_turn) = dax_turn() else { return };
+    while persistent::unmount().is_ok() {}
+    dax::mount_with("dax=inode");
+    let heap = Heap::for_reading(0);
+    let file = DaxFile::kept("flagged");
+    set_dax_flag(file.file(), true);
+    (0..8).for_each(|page| file.stamp(page, page));
+    let assert_refused = |file: &DaxFile| {
+        assert_eq!(Table::open(file.file(), 0).err(), Some(Errno::OPNOTSUPP));
+        assert_eq!(heap.attach(file.file(), 0, 8), Err(Errno::OPNOTSUPP));
+    };
+    assert!(!has_dax(file.file()));
+    assert_refused(&file);
+    drop(file);
+    let file = DaxFile::kept("flagged");
+    assert!(has_dax(file.file()));
+    assert_refused(&file);
+    // It has DAX for as long as it is open.
+    set_dax_flag(file.file(), false);
+    assert!(has_dax(file.file()));
+    assert_refused(&file);
+    fs::remove_file(file.path()).unwrap();
+    drop(file);
+    persistent::unmount().unwrap();
+    dax::mount();
 }

@@ -68,9 +68,9 @@ struct vellum_dax_query {
  * are free once its last link has gone, and its file system can be unmounted.
  *
  * Errors: EBADF there is no such descriptor, or it is not for reading; EOPNOTSUPP the file is no
- * regular file on a file system that was mounted for DAX, with blocks of 4 KiB; EACCES the file is
- * only appended to; EFBIG it is longer than the longest mapping; EINVAL a flag is unknown; EINTR;
- * ENOMEM; EMFILE.
+ * regular file on a file system that was mounted for DAX, with blocks of 4 KiB, or has DAX by its
+ * own flag; EACCES the file is only appended to; EFBIG it is longer than the longest mapping;
+ * EINVAL a flag is unknown; EINTR; ENOMEM; EMFILE.
  */
 struct vellum_dax_open {
 	__u32 size;		/* of this structure */
