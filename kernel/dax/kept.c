@@ -56,13 +56,19 @@ static void dax_unkeep(struct dax_table *table)
 	dax_kept_pages -= table->kept_pages;
 }
 
-/* No thread finds the table from now on, and it has no user. */
-static void dax_forget(struct dax_table *table)
+/* No thread finds the table from now on, and it has no user. It is not among the kept ones. */
+static void dax_drop(struct dax_table *table)
 {
-	dax_unkeep(table);
+	lockdep_assert_held(&dax_tables_lock);
 	hash_del_rcu(&table->node);
 	dax_counts.tables--;
 	kref_put(&table->references, dax_table_unreferenced);
+}
+
+static void dax_forget(struct dax_table *table)
+{
+	dax_unkeep(table);
+	dax_drop(table);
 }
 
 /*
@@ -195,15 +201,31 @@ void dax_table_get(struct dax_table *table)
 	refcount_inc(&table->users);
 }
 
-/* Keeps a table that has no user any more. */
 static void dax_keep(struct dax_table *table)
 {
 	lockdep_assert_held(&dax_tables_lock);
 	dax_table_rest(table);
-	table->kept_pages = atomic_long_read(&table->tree.tables) + DAX_KEPT_STRUCT;
 	list_add_tail(&table->kept, &dax_kept);
 	dax_counts.kept++;
 	dax_kept_pages += table->kept_pages;
+}
+
+/*
+ * Keeps a table that has no user any more, unless it would replace all others, or its file has no
+ * link. Releases the lock of all tables.
+ */
+static void dax_table_unused(struct dax_table *table)
+	__releases(&dax_tables_lock)
+{
+	table->kept_pages = atomic_long_read(&table->tree.tables) + DAX_KEPT_STRUCT;
+	if (table->kept_pages > dax_kept_most() || !dax_inode(table)->i_nlink) {
+		dax_drop(table);
+		spin_unlock(&dax_tables_lock);
+		return;
+	}
+	dax_keep(table);
+	spin_unlock(&dax_tables_lock);
+	dax_reclaim_all_but(dax_kept_most());
 }
 
 /*
@@ -236,9 +258,7 @@ void dax_table_put(struct dax_table *table, struct file *file)
 			continue;
 		}
 		if (!table->is_written) {
-			dax_keep(table);
-			spin_unlock(&dax_tables_lock);
-			dax_reclaim_all_but(dax_kept_most());
+			dax_table_unused(table);
 			return;
 		}
 		/* This thread is a user again. Others may come, and may store something. */

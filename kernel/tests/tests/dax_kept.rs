@@ -541,6 +541,39 @@ fn a_lease_holds_no_worker() {
     }
 }
 
+/// A table that is larger than all that may be kept goes alone, and others stay.
+#[test]
+fn a_table_beyond_the_bound_replaces_no_other() {
+    let Some(_turn) = dax_turn() else { return };
+    forget_kept();
+    let large = DaxFile::new("large");
+    (0..24).for_each(|at| large.file().write_all_at(&[7; 1 << 20], at << 20).unwrap());
+    let small = DaxFile::stamped("small", 1, 7);
+    drop(small.table());
+    let each = tables().kept_bytes;
+    let _bound = KeptBound::kib((2 * each) >> 10);
+    let before = tables();
+    drop(large.table());
+    assert_eq!(tables(), before);
+    drop(small.table());
+    assert_eq!(tables().resumed, before.resumed + 1);
+}
+
+/// No path leads to such a file any more.
+#[test]
+fn a_table_of_a_removed_file_is_not_kept() {
+    let Some(_turn) = dax_turn() else { return };
+    forget_kept();
+    let (file, other) = (DaxFile::stamped("removed", 20, 7), DaxFile::stamped("linked", 20, 7));
+    fs::remove_file(file.path()).unwrap();
+    let before = tables();
+    for file in [&file, &other] {
+        let mapping = file.table().mapped(20);
+        assert_shows(file, "a mapping", |page| mapping.page(page));
+    }
+    assert_eq!(tables(), Tables { kept: 1, tables: 1, kept_bytes: tables().kept_bytes, ..before });
+}
+
 /// The module frees them when it is unloaded.
 #[test]
 fn an_unloaded_module_keeps_none() {
