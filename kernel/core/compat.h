@@ -9,6 +9,7 @@
 #include <linux/blkdev.h>
 #include <linux/file.h>
 #include <linux/fs.h>
+#include <linux/memcontrol.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
 #include <linux/rcupdate.h>
@@ -306,6 +307,30 @@ static inline void vellum_shrinker_unregister(struct shrinker *shrinker)
 	unregister_shrinker(shrinker);
 }
 #endif
+
+/*
+ * The lowest limit in pages that memory cgroups set for what a page of the kernel's memory is
+ * charged to, and a number of the cgroup that sets it. U64_MAX: none does.
+ */
+static inline u64 vellum_memory_limit(const void *memory, unsigned int *number)
+{
+	u64 lowest = U64_MAX;
+#ifdef CONFIG_MEMCG
+	struct mem_cgroup *group;
+	unsigned long limit;
+
+	rcu_read_lock();
+	for (group = folio_memcg(virt_to_folio(memory)); group; group = parent_mem_cgroup(group)) {
+		limit = min(READ_ONCE(group->memory.max), READ_ONCE(group->memory.high));
+		if (limit < PAGE_COUNTER_MAX && limit <= lowest) {
+			lowest = limit;
+			*number = mem_cgroup_id(group);
+		}
+	}
+	rcu_read_unlock();
+#endif
+	return lowest;
+}
 
 /*
  * Starts a write that may go on after the call. The file system cannot be frozen before the write

@@ -72,6 +72,7 @@
 #include "core/pt_tree.h"
 
 struct dax_device;
+struct dax_kept;
 
 /*
  * A block's leaf. Nothing may pin the page: the file system would not see such a reference when it
@@ -95,6 +96,8 @@ struct dax_table {
 	struct kref		references;	/* the hash, visits */
 	struct hlist_node	node;		/* in the hash */
 	struct list_head	kept;		/* among those without a user */
+	struct list_head	limited;	/* among those that the same limit bounds... */
+	struct dax_kept		*limited_by;	/* ...which are these; NULL: no limit does */
 	u64			kept_pages;	/* of memory, while it is kept */
 	struct address_space	*mapping;	/* of the file; unsafe without a user */
 	struct dax_device	*device;	/* may be taken away meanwhile */

@@ -5,6 +5,9 @@
  *
  * A kept table stays as long as its inode is cached, unless its memory is wanted back: kept tables
  * take no more than a bound, and a shrinker frees those first that were used last the longest ago.
+ * Those that are charged to a memory cgroup take no more than the same part of its limit: when a
+ * cgroup runs out of memory, the kernel kills a process sooner than a shrinker's work has freed
+ * page tables.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -20,6 +23,9 @@
 /* Kept tables may take this part of memory, unless the parameter says otherwise. */
 #define DAX_KEPT_PART	64
 
+/* More limits than these share their bounds. */
+#define DAX_LIMITS	1024
+
 /* The struct of a table takes as much as a page table, at most. */
 #define DAX_KEPT_STRUCT	1
 
@@ -28,9 +34,16 @@ struct workqueue_struct *dax_work, *dax_end_work;
 static DEFINE_SPINLOCK(dax_tables_lock);	/* protects all below */
 /* By the file's mapping. Read under RCU, too. */
 static DEFINE_HASHTABLE(dax_tables, 12);
-static LIST_HEAD(dax_kept);	/* begins with the one that was used last the longest ago */
 static struct vellum_dax_tables dax_counts;
-static u64 dax_kept_pages;
+
+/* Tables that are kept, and the pages that they take. */
+struct dax_kept {
+	struct list_head	tables;	/* begins with the one that was used last the longest ago */
+	u64			pages;
+};
+
+static struct dax_kept dax_kept = { LIST_HEAD_INIT(dax_kept.tables) };
+static struct dax_kept dax_limited[DAX_LIMITS];	/* by the number of the cgroup with the limit */
 
 static unsigned long dax_kept_kib = ULONG_MAX;
 
@@ -53,7 +66,11 @@ static void dax_unkeep(struct dax_table *table)
 	lockdep_assert_held(&dax_tables_lock);
 	list_del(&table->kept);
 	dax_counts.kept--;
-	dax_kept_pages -= table->kept_pages;
+	dax_kept.pages -= table->kept_pages;
+	if (table->limited_by) {
+		list_del(&table->limited);
+		table->limited_by->pages -= table->kept_pages;
+	}
 }
 
 /* No thread finds the table from now on, and it has no user. It is not among the kept ones. */
@@ -71,18 +88,25 @@ static void dax_forget(struct dax_table *table)
 	dax_drop(table);
 }
 
+static struct dax_table *dax_oldest(struct dax_kept *kept)
+{
+	if (kept == &dax_kept)
+		return list_first_entry_or_null(&kept->tables, struct dax_table, kept);
+	return list_first_entry_or_null(&kept->tables, struct dax_table, limited);
+}
+
 /*
- * Frees the kept table that was used last the longest ago, if those that are kept take more than
- * this. Returns how many pages it takes.
+ * Frees the table of these that was used last the longest ago, if they take more than so many
+ * pages. Returns how many it takes.
  */
-static u64 dax_reclaim(u64 most)
+static u64 dax_reclaim(struct dax_kept *kept, u64 most)
 {
 	struct dax_table *table = NULL;
 	u64 pages = 0;
 
 	spin_lock(&dax_tables_lock);
-	if (dax_kept_pages > most)
-		table = list_first_entry_or_null(&dax_kept, struct dax_table, kept);
+	if (kept->pages > most)
+		table = dax_oldest(kept);
 	if (table) {
 		pages = table->kept_pages;
 		dax_counts.reclaimed++;
@@ -92,9 +116,9 @@ static u64 dax_reclaim(u64 most)
 	return pages;
 }
 
-static void dax_reclaim_all_but(u64 most)
+static void dax_reclaim_all_but(struct dax_kept *kept, u64 most)
 {
-	while (dax_reclaim(most))
+	while (dax_reclaim(kept, most))
 		cond_resched();
 }
 
@@ -201,13 +225,18 @@ void dax_table_get(struct dax_table *table)
 	refcount_inc(&table->users);
 }
 
-static void dax_keep(struct dax_table *table)
+static void dax_keep(struct dax_table *table, struct dax_kept *limited_by)
 {
 	lockdep_assert_held(&dax_tables_lock);
 	dax_table_rest(table);
-	list_add_tail(&table->kept, &dax_kept);
+	list_add_tail(&table->kept, &dax_kept.tables);
 	dax_counts.kept++;
-	dax_kept_pages += table->kept_pages;
+	dax_kept.pages += table->kept_pages;
+	table->limited_by = limited_by;
+	if (limited_by) {
+		list_add_tail(&table->limited, &limited_by->tables);
+		limited_by->pages += table->kept_pages;
+	}
 }
 
 /*
@@ -217,15 +246,22 @@ static void dax_keep(struct dax_table *table)
 static void dax_table_unused(struct dax_table *table)
 	__releases(&dax_tables_lock)
 {
+	unsigned int number = 0;
+	u64 limit = vellum_memory_limit(table->tree.root, &number);
+	struct dax_kept *limited_by = limit == U64_MAX ? NULL : &dax_limited[number % DAX_LIMITS];
+
+	limit /= DAX_KEPT_PART;
 	table->kept_pages = atomic_long_read(&table->tree.tables) + DAX_KEPT_STRUCT;
-	if (table->kept_pages > dax_kept_most() || !dax_inode(table)->i_nlink) {
+	if (table->kept_pages > min(limit, dax_kept_most()) || !dax_inode(table)->i_nlink) {
 		dax_drop(table);
 		spin_unlock(&dax_tables_lock);
 		return;
 	}
-	dax_keep(table);
+	dax_keep(table, limited_by);
 	spin_unlock(&dax_tables_lock);
-	dax_reclaim_all_but(dax_kept_most());
+	dax_reclaim_all_but(&dax_kept, dax_kept_most());
+	if (limited_by)
+		dax_reclaim_all_but(limited_by, limit);
 }
 
 /*
@@ -353,7 +389,7 @@ void dax_tables_count(struct vellum_dax_tables *counts)
 {
 	spin_lock(&dax_tables_lock);
 	*counts = dax_counts;
-	counts->kept_bytes = dax_kept_pages << PAGE_SHIFT;
+	counts->kept_bytes = dax_kept.pages << PAGE_SHIFT;
 	spin_unlock(&dax_tables_lock);
 	counts->kept_most = dax_kept_most() << PAGE_SHIFT;
 }
@@ -365,7 +401,7 @@ static int dax_kept_set(const char *value, const struct kernel_param *parameter)
 	int error = param_set_ulong(value, parameter);
 
 	if (!error)
-		dax_reclaim_all_but(dax_kept_most());
+		dax_reclaim_all_but(&dax_kept, dax_kept_most());
 	return error;
 }
 
@@ -380,7 +416,7 @@ MODULE_PARM_DESC(dax_kept_kib,
 
 static unsigned long dax_shrinker_count(struct shrinker *shrinker, struct shrink_control *control)
 {
-	return READ_ONCE(dax_kept_pages) ?: SHRINK_EMPTY;
+	return READ_ONCE(dax_kept.pages) ?: SHRINK_EMPTY;
 }
 
 static unsigned long dax_shrinker_scan(struct shrinker *shrinker, struct shrink_control *control)
@@ -389,7 +425,7 @@ static unsigned long dax_shrinker_scan(struct shrinker *shrinker, struct shrink_
 	u64 pages;
 
 	while (freed < control->nr_to_scan) {
-		pages = dax_reclaim(0);
+		pages = dax_reclaim(&dax_kept, 0);
 		if (!pages)
 			break;
 		freed += pages;
@@ -408,6 +444,10 @@ static struct shrinker *dax_shrinker;
 
 int dax_tables_start(void)
 {
+	unsigned int i;
+
+	for (i = 0; i < DAX_LIMITS; i++)
+		INIT_LIST_HEAD(&dax_limited[i].tables);
 	if (dax_kept_kib == ULONG_MAX)
 		dax_kept_kib = (totalram_pages() / DAX_KEPT_PART) << (PAGE_SHIFT - 10);
 	dax_work = alloc_workqueue("vellum-dax", WQ_UNBOUND, 0);
@@ -431,7 +471,7 @@ void dax_tables_end(void)
 	/* Work that has begun may be the last user of a table. None is to come: see above. */
 	destroy_workqueue(dax_work);
 	vellum_shrinker_unregister(dax_shrinker);
-	dax_reclaim_all_but(0);
+	dax_reclaim_all_but(&dax_kept, 0);
 	WARN_ON_ONCE(dax_counts.tables);
 	/* The tables are in the queue after a grace period. */
 	pt_wait_for_walks();

@@ -14,8 +14,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, fallocate, inotify};
+use vellum_kernel_tests::child::End;
 use vellum_kernel_tests::counters::{self, assert_file_tables_are_sound};
 use vellum_kernel_tests::dax::{self, DaxFile, Heap, KeptBound, tables};
+use vellum_kernel_tests::group::Group;
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::threads::{Deadline, Stop, wait_until};
 use vellum_kernel_tests::{Errno, PAGE, Table, access, dax_turn, persistent, sys};
@@ -572,6 +574,34 @@ fn a_table_of_a_removed_file_is_not_kept() {
         assert_shows(file, "a mapping", |page| mapping.page(page));
     }
     assert_eq!(tables(), Tables { kept: 1, tables: 1, kept_bytes: tables().kept_bytes, ..before });
+}
+
+/// In a group of processes the kept tables take no more than a 64th of the group's limit.
+#[test]
+fn a_group_keeps_a_part_of_its_limit() {
+    const LIMIT: u64 = 64 << 20;
+    let Some(_turn) = dax_turn() else { return };
+    let Some(group) = Group::new("kept") else { return };
+    forget_kept();
+    let files: Vec<_> =
+        (0..200).map(|at| DaxFile::stamped(&format!("limited-{at}"), 1, 7)).collect();
+    let use_tables = || files.iter().for_each(|file| drop(file.table()));
+    group.set("memory.max", &LIMIT.to_string());
+    let child = group.start(|| {
+        use_tables();
+        0
+    });
+    assert_eq!(child.wait(), End::Status(0));
+    let before = tables();
+    assert_eq!((before.kept, before.kept_bytes), (128, LIMIT / 64));
+    // Those that were used last are there.
+    files[72..].iter().for_each(|file| drop(file.table()));
+    assert_eq!(tables().resumed, before.resumed + 128);
+    drop(files[71].table());
+    assert_eq!(tables().resumed, before.resumed + 128);
+    forget_kept();
+    use_tables();
+    assert_eq!(tables().kept, 200);
 }
 
 /// The module frees them when it is unloaded.
