@@ -332,6 +332,22 @@ static inline u64 vellum_memory_limit(const void *memory, unsigned int *number)
 	return lowest;
 }
 
+/* The memory cgroup that the page is charged to, with a reference; or NULL. */
+static inline struct mem_cgroup *vellum_memory_group(const void *memory)
+{
+	struct mem_cgroup *group = NULL;
+
+#ifdef CONFIG_MEMCG
+	rcu_read_lock();
+	/* A cgroup that ends hands its pages over to the one above it. */
+	do {
+		group = folio_memcg(virt_to_folio(memory));
+	} while (group && !css_tryget(&group->css));
+	rcu_read_unlock();
+#endif
+	return group;
+}
+
 /*
  * Starts a write that may go on after the call. The file system cannot be frozen before the write
  * ends. If the write goes on (EIOCBQUEUED), its completion calls kiocb_end_write().

@@ -6,6 +6,7 @@
 #include <linux/libnvdimm.h>
 #include <linux/mm.h>
 #include <linux/path.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 
@@ -171,6 +172,20 @@ static void dax_table_return_later(struct dax_table *table, const struct path *p
 
 static int dax_table_refresh_by(struct dax_table *table, struct file *file);
 
+/* The memory cgroup that the table's root is charged to has what the worker adds, too. */
+static void dax_table_refresh_as_charged(struct dax_table *table, struct file *file)
+{
+	struct mem_cgroup *group, *before;
+
+	down_read(&table->shape);
+	group = vellum_memory_group(table->tree.root);
+	up_read(&table->shape);
+	before = set_active_memcg(group);
+	dax_table_refresh_by(table, file);
+	set_active_memcg(before);
+	mem_cgroup_put(group);
+}
+
 static void dax_table_return(struct work_struct *work)
 {
 	struct dax_table *table = container_of(to_delayed_work(work), struct dax_table, returning);
@@ -183,7 +198,7 @@ static void dax_table_return(struct work_struct *work)
 	file = dax_return_open(&taken);
 	/* After an error the file system goes on to serve the mappings, until the next fault. */
 	if (!IS_ERR(file))
-		dax_table_refresh_by(table, file);
+		dax_table_refresh_as_charged(table, file);
 	else if (PTR_ERR(file) == -EWOULDBLOCK)
 		dax_table_return_later(table, &taken.path, taken.cred);
 	dax_table_put(table, IS_ERR(file) ? NULL : file);

@@ -604,6 +604,33 @@ fn a_group_keeps_a_part_of_its_limit() {
     assert_eq!(tables().kept, 200);
 }
 
+/// The process that has a table made is charged for what the module's worker adds to it.
+#[test]
+fn a_group_is_charged_for_what_the_worker_adds() {
+    const TABLES: u64 = 1024;
+    let Some(_turn) = dax_turn() else { return };
+    let Some(group) = Group::new("added") else { return };
+    let file = DaxFile::new("added");
+    let pages = TABLES * SLOT;
+    file.file().set_len(pages * PAGE as u64).unwrap();
+    let child = group.start(|| {
+        let table = file.table();
+        let mapping = table.mapped(pages);
+        (0..TABLES).for_each(|at| file.stamp(at * SLOT, at));
+        let (charged, before) = (group.charged(), table.stat());
+        assert_eq!(before.leaves, 0);
+        mapping.assert_stamped(0, 0);
+        wait_until(|| table.stat().leaves == TABLES);
+        let (charged, added) = (group.charged() - charged, table.stat().tables - before.tables);
+        // The root was there.
+        assert_eq!(added, TABLES - 1);
+        // The kernel counts some pages in advance.
+        assert!(charged >= added * PAGE as u64 * 7 / 8, "{charged} bytes for {added} tables");
+        0
+    });
+    assert_eq!(child.wait(), End::Status(0));
+}
+
 /// The module frees them when it is unloaded.
 #[test]
 fn an_unloaded_module_keeps_none() {
