@@ -82,7 +82,7 @@ fn a_signal_ends_the_filling() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let id = rustix::process::Pid::from_child(&filler);
-    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
     let ended = filler.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130), "{ended:?}");
     let stat: Value = serde_json::from_slice(&ended.stdout).unwrap();
