@@ -207,13 +207,6 @@ fn a_closed_file_lists_nothing() {
     drop(tree);
     drop(store);
     assert_eq!(versions(), [1, 1]);
-    // The same if the file has no end to cut off, and so needs no other header.
-    let store = Store::open_on(memory.clone(), &options(64, 1)).unwrap();
-    put(&store.tree("t").unwrap(), 0, 10);
-    store.sync().unwrap();
-    assert_eq!(version(), 3);
-    store.close().unwrap();
-    assert_eq!(versions(), [1, 1]);
     assert_eq!(found(&memory).unwrap(), 10);
 }
 

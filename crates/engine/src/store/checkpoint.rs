@@ -349,10 +349,9 @@ impl StoreCore {
         // freeze the gate as well, so it does not wait for this thread.
         let log = self.pages.redo_log.as_ref();
         let mut maps = log.map(|log| lock(&log.maps));
-        // A change makes the store one that has changed.
-        if self.has_dropped_trees()
-            && let Ok(change) = self.pages.change_frozen(freeze)
-        {
+        // Also without dropped trees: the change has the checkpoint write the free map again, and
+        // the map may be what keeps the file long.
+        if let Ok(change) = self.pages.change_frozen(freeze) {
             self.free_dropped_trees_in(&change, false);
             // If this fails, the store stays open, and the views go on.
             if self.has_dropped_trees() {
