@@ -342,7 +342,7 @@ fn handles_never_share_a_file_and_take_over_from_each_other() {
 /// Fills a pool and takes files of it until it is killed.
 #[test]
 #[ignore = "a process that the next test starts"]
-fn take_and_give() {
+fn take_until_killed() {
     let folder = PathBuf::from(std::env::var_os("VELLUM_FOLDER").unwrap());
     let pool = ZeroPool::fill(folder.join("pool"), &options(&[(64 << 10, 8)])).unwrap();
     let name = format!("of-{}", std::process::id());
@@ -364,7 +364,7 @@ fn processes_that_are_killed_leave_no_bytes_in_the_pool() {
     let folder = folder();
     let pool = ZeroPool::open(folder.path().join("pool")).unwrap();
     for round in 0..15_u64 {
-        let both = [(); 2].map(|()| start("take_and_give", Stdio::null(), folder.path()));
+        let both = [(); 2].map(|()| start("take_until_killed", Stdio::null(), folder.path()));
         let ready = || pool.stat().unwrap().ready_files;
         while ready() == 0 {
             std::thread::sleep(Duration::from_millis(1));
