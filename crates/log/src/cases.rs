@@ -2,8 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::block::{Block, Head, INCARNATIONS, Lsn, STARTS, Unsound};
+use vellum_testing::patience::eventually;
+
+use crate::block::{Block, Head, INCARNATIONS, LENGTH, Lsn, PAYLOAD_U64, STARTS, Unsound};
 use crate::device::{LogDevice as _, SimulatedDevice, SimulatedFault, SimulatedOptions, Written};
 use crate::error::LogError;
 use crate::log::{Log, LogOptions};
@@ -16,7 +19,7 @@ fn small_log(records: u64) -> Arc<SimulatedDevice> {
     let log = recover(&device).unwrap().0;
     for number in 0..records {
         let lsn = log.append(&number.to_le_bytes()).unwrap();
-        assert_eq!(lsn, Lsn::of_position(number * crate::block::PAYLOAD_U64));
+        assert_eq!(lsn, Lsn::of_position(number * PAYLOAD_U64));
         log.wait_durable(lsn).unwrap();
     }
     device
@@ -310,6 +313,34 @@ fn a_ring_larger_than_lengths_can_say_is_refused() {
         let refused = Log::recover(small_log(1), &options, None, false, visit).unwrap_err();
         assert!(matches!(refused, LogError::RingTooLarge { .. }), "{refused}");
     }
+}
+
+/// Commits that do not wait would otherwise wake the thread of the log one by one, and take a block
+/// each.
+#[test]
+fn records_gather_for_a_requested_flush() {
+    let sizes = SimulatedOptions { segment_blocks: 1024, ..SimulatedOptions::default() };
+    let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
+    let device = Arc::new(SimulatedDevice::new(sizes));
+    let (log, _) = Log::open(device, &LogOptions::default(), None, visit).unwrap();
+    let started = Instant::now();
+    for number in 0..1_000_u64 {
+        let lsn = log.append(&number.to_le_bytes()).unwrap();
+        log.request_flush(lsn);
+        // Long enough for a flush that begins at once.
+        let appended = Instant::now();
+        while appended.elapsed() < Duration::from_micros(50) {
+            std::hint::spin_loop();
+        }
+    }
+    let newest = log.append(b"newest").unwrap();
+    log.request_flush(newest);
+    eventually("the newest record is durable", || log.durable() > newest);
+    // A flush pads its last block, and begins a millisecond after a request.
+    let flushes = u64::try_from(started.elapsed().as_millis()).unwrap() + 2;
+    let full = 1_000 * (8 + LENGTH as u64) / PAYLOAD_U64 + 1;
+    let blocks = log.end().block();
+    assert!(blocks <= full + flushes, "{blocks} blocks, of which {full} are full");
 }
 
 /// The log is trimmed, and its room reused, between two steps of a scan.

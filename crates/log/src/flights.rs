@@ -4,7 +4,9 @@
 //! the flight that takes it, if the device is free; all records that were appended until then go
 //! along. While as many flights are under way as the device is good for, records gather for the
 //! next one, which starts the moment a flight lands. There is no timer (arXiv 2606.18187). A thread
-//! of the log's own leads the flights for records that no thread waits for.
+//! of the log's own leads the flights for records that no thread waits for. Records that are to
+//! become durable *soon* gather for a millisecond first: otherwise each of them would wake that
+//! thread, and take a block of its own.
 //!
 //! What holds: flights land in any order, and are released in order; what is acknowledged lies
 //! before the oldest flight that has not landed. After the first failure nothing more is.
@@ -14,6 +16,7 @@ use std::io;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::block::{Block, CLOSES, LENGTH, Lsn, PAYLOAD_U64, STARTS};
 use crate::device::{LogDevice, Written, is_full};
@@ -21,7 +24,9 @@ use crate::error::LogError;
 use crate::planted::{LogBug, is_planted};
 use crate::process::Home;
 use crate::ring::{Batch, Obstacle, Ring};
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
+use crate::sync::{
+    AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait, wait_until,
+};
 
 /// What is called when a record is durable, or never will be: once, on any thread, with no lock
 /// held. It should not block.
@@ -30,6 +35,9 @@ pub type Durable = Box<dyn FnOnce(Result<(), LogError>) + Send>;
 /// Groups of threads that wait for flights, by the number of the flight. More than flights that
 /// there usually are at once.
 const GROUPS: usize = 16;
+
+/// So long the thread of the log waits for more records that are to become durable soon.
+const GATHER: Duration = Duration::from_millis(1);
 
 /// What the threads of a log share.
 pub(crate) struct Shared {
@@ -48,6 +56,8 @@ pub(crate) struct Shared {
     flow: Mutex<Flow>,
     /// As in `flow`: whether it is poisoned, or the log has ended.
     refuses: AtomicBool,
+    /// The thread of the log will make durable all that is appended before it clears this.
+    gathers: AtomicBool,
     /// A flight has been released, or the device is free for the next one: by the number of the
     /// flight, so that a landing wakes those it is about, and one to lead the next flight.
     landed: [Condvar; GROUPS],
@@ -114,6 +124,10 @@ struct Flow {
     serial: u64,
     /// Blocks before this shall become durable though no thread waits for them.
     wanted: u64,
+    /// Then the records that have gathered shall become durable.
+    due: Option<Instant>,
+    /// The thread of the log waits for work.
+    rests: bool,
     /// The thread of the log shall have the device make more room than this, its end.
     wants_more_than: Option<u64>,
     /// The end of the room when it was asked for last.
@@ -143,6 +157,7 @@ impl Shared {
             most,
             flow: Mutex::new(flow),
             refuses: AtomicBool::new(false),
+            gathers: AtomicBool::new(false),
             landed: std::array::from_fn(|_| Condvar::new()),
             work: Condvar::new(),
             ended: Condvar::new(),
@@ -298,7 +313,7 @@ impl Shared {
         let (room, ahead) = (self.ring.room(), self.ring.len().min(blocks.end - self.start));
         if room < blocks.end + ahead && flow.asked_at != room {
             (flow.wants_more_than, flow.asked_at) = (Some(room), room);
-            self.work.notify_one();
+            self.call_thread(flow);
         }
         let flags = if blocks.start == self.start { flags | STARTS } else { flags };
         Flight { shared: self, batch: Some(batch), flags }
@@ -361,7 +376,7 @@ impl Shared {
             }
         }
         if flow.wanted > self.ring.sealed() {
-            self.work.notify_one();
+            self.call_thread(&mut flow);
         }
         self.wake(&flow, released);
         self.call_back(flow);
@@ -395,6 +410,37 @@ impl Shared {
         let appended = self.ring.reserved().div_ceil(PAYLOAD_U64);
         flow.wanted = flow.wanted.max(blocks.min(appended));
         if flow.wanted > self.ring.sealed() {
+            self.call_thread(flow);
+        }
+    }
+
+    /// Has the blocks before this one made durable by the thread of the log, with all that is
+    /// appended in a millisecond from now.
+    pub(crate) fn want_soon(&self, blocks: u64) {
+        // If this sees the flag after a record was appended, `end_gathering` sees the record: it
+        // clears the flag before it changes the word that the append has changed, too.
+        if self.gathers.load(Ordering::Acquire) || !self.home.is_here() {
+            return;
+        }
+        let mut flow = lock(&self.flow);
+        let appended = self.ring.reserved().div_ceil(PAYLOAD_U64);
+        let is_under_way = blocks.min(appended) <= self.ring.sealed();
+        if is_under_way || self.gathers.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        flow.due = Some(Instant::now() + GATHER);
+        self.call_thread(&mut flow);
+    }
+
+    /// Wants all that has gathered.
+    fn end_gathering(&self, flow: &mut Flow) {
+        flow.due = None;
+        self.gathers.store(false, Ordering::Release);
+        flow.wanted = flow.wanted.max(self.ring.reserved_now().div_ceil(PAYLOAD_U64));
+    }
+
+    fn call_thread(&self, flow: &mut Flow) {
+        if std::mem::take(&mut flow.rests) {
             self.work.notify_one();
         }
     }
@@ -460,9 +506,20 @@ impl Shared {
         while !flow.closing {
             flow = match self.work_once(flow) {
                 Ok(flow) => flow,
-                Err(flow) => wait(&self.work, flow),
+                Err(flow) => self.rest(flow),
             };
         }
+    }
+
+    /// Waits until there may be something to do.
+    fn rest<'a>(&'a self, mut flow: MutexGuard<'a, Flow>) -> MutexGuard<'a, Flow> {
+        flow.rests = true;
+        let mut flow = match flow.due {
+            Some(due) => wait_until(&self.work, flow, due),
+            None => wait(&self.work, flow),
+        };
+        flow.rests = false;
+        flow
     }
 
     /// Does what the thread of the log has to do, if there is something. Otherwise returns an error
@@ -471,6 +528,10 @@ impl Shared {
         &'a self,
         mut flow: MutexGuard<'a, Flow>,
     ) -> Result<MutexGuard<'a, Flow>, MutexGuard<'a, Flow>> {
+        // The scheduler of a model has no time.
+        if flow.due.is_some_and(|due| cfg!(feature = "model") || due <= Instant::now()) {
+            self.end_gathering(&mut flow);
+        }
         let is_wanted = flow.wanted > self.ring.sealed();
         if let Some(flight) = is_wanted.then(|| self.take(&mut flow)).flatten() {
             drop(flow);
@@ -490,11 +551,14 @@ impl Shared {
         Ok(lock(&self.flow))
     }
 
-    /// Does what the thread of the log would do now.
+    /// Does what the thread of the log would do within the next milliseconds.
     #[cfg(feature = "testing")]
     pub(crate) fn work_now(&self) {
         let mut flow = lock(&self.flow);
         while !flow.closing {
+            if flow.due.is_some() {
+                self.end_gathering(&mut flow);
+            }
             match self.work_once(flow) {
                 Ok(more) => flow = more,
                 Err(_) => return,

@@ -196,9 +196,10 @@ impl Log {
         self.shared.on_durable(lsn.block() + 1, durable);
     }
 
-    /// Has a record made durable soon, though no thread waits for it.
+    /// Has a record made durable soon, though no thread waits for it: with all records of the next
+    /// millisecond, unless a flush for another reason takes it along before.
     pub fn request_flush(&self, lsn: Lsn) {
-        self.shared.want(lsn.block() + 1);
+        self.shared.want_soon(lsn.block() + 1);
     }
 
     /// Records before this number are durable.

@@ -3,6 +3,8 @@
 //! With the feature `model` they are shuttle's, whose scheduler explores interleavings (see
 //! `tests/model.rs`); otherwise they are the standard library's.
 
+use std::time::Instant;
+
 #[cfg(feature = "model")]
 pub(crate) use shuttle::{
     sync::{
@@ -30,6 +32,16 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Waits on `condvar`; may return without a notification, so callers check their condition again.
 pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condvar.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// As [`wait`], but not for longer than until then. Models, which have no time, do not call this.
+pub(crate) fn wait_until<'a, T>(
+    condvar: &Condvar,
+    guard: MutexGuard<'a, T>,
+    then: Instant,
+) -> MutexGuard<'a, T> {
+    let left = then.saturating_duration_since(Instant::now());
+    condvar.wait_timeout(guard, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0
 }
 
 /// Lets other threads run while this one waits for a word that one of them is about to change.

@@ -272,3 +272,32 @@ fn a_ring_is_filled_as_it_comes_free() {
         assert_eq!(open(&device).1.len(), 8);
     });
 }
+
+/// A record of which a flush was requested becomes durable, although no thread waits for it, and no
+/// other record or request follows.
+#[test]
+fn a_requested_flush_takes_all_that_was_appended_before_it() {
+    check(|| {
+        let device = device();
+        let (log, _) = open(&device);
+        let request = |log: &Log| {
+            let lsn = log.append(b"gathers").unwrap();
+            log.request_flush(lsn);
+            lsn
+        };
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let log = Arc::clone(&log);
+                thread::spawn(move || {
+                    request(&log);
+                    request(&log)
+                })
+            })
+            .collect();
+        for newest in threads.into_iter().map(|thread| thread.join().unwrap()) {
+            while log.durable() <= newest {
+                thread::yield_now();
+            }
+        }
+    });
+}

@@ -256,10 +256,10 @@ impl Store {
         self.core.sync()
     }
 
-    /// Asks that all earlier changes become durable soon, and does not wait for that: the log
-    /// begins to write them as soon as its device is free. So a crash takes no more than what was
-    /// changed within some milliseconds, the newest changes only. A store without a log ignores
-    /// this.
+    /// Asks that all earlier changes become durable soon, and does not wait for that: within about
+    /// a millisecond the log begins to write them, with those that follow until then. So a crash
+    /// takes no more than what was changed within some milliseconds, the newest changes only. A
+    /// store without a log ignores this.
     ///
     /// # Errors
     /// [`Closed`](Error::Closed).
