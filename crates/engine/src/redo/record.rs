@@ -107,6 +107,9 @@ const OVERWRITE_BYTES: usize = 7;
 /// Values are compared in words of so many bytes.
 const WORD: usize = 8;
 
+/// Equal parts of values are passed over in strides of so many bytes, a multiple of a word.
+const STRIDE: usize = 64;
+
 /// Parts of a value, in their order.
 pub(crate) type ChangedParts = SmallVec<[Range<usize>; 4]>;
 
@@ -116,28 +119,42 @@ pub(crate) fn changed_parts(old: &[u8], new: &[u8]) -> Option<ChangedParts> {
     if old.len() != new.len() {
         return None;
     }
-    let (mut parts, mut bytes) = (ChangedParts::new(), 0);
-    for (at, (before, after)) in (0..).step_by(WORD).zip(old.chunks(WORD).zip(new.chunks(WORD))) {
-        if before == after {
+    let (mut parts, mut bytes, mut at) = (ChangedParts::new(), 0, 0);
+    while at < old.len() {
+        if has_same::<STRIDE>(old, new, at) {
+            at += STRIDE;
             continue;
         }
-        let end = at + after.len();
-        match parts.last_mut() {
-            // Another edit would be about as long as the word between.
-            Some(last) if at - last.end <= WORD => {
-                bytes += end - last.end;
-                last.end = end;
+        let stride_end = old.len().min(at + STRIDE);
+        while at < stride_end {
+            let start = at;
+            at = stride_end.min(start + WORD);
+            if has_same::<WORD>(old, new, start) || old[start..at] == new[start..at] {
+                continue;
             }
-            _ => {
-                bytes += OVERWRITE_BYTES + after.len();
-                parts.push(at..end);
+            match parts.last_mut() {
+                // Another edit would be about as long as the word between.
+                Some(last) if start - last.end <= WORD => {
+                    bytes += at - last.end;
+                    last.end = at;
+                }
+                _ => {
+                    bytes += OVERWRITE_BYTES + at - start;
+                    parts.push(start..at);
+                }
             }
-        }
-        if 2 * bytes > old.len() {
-            return None;
+            if 2 * bytes > old.len() {
+                return None;
+            }
         }
     }
     Some(parts)
+}
+
+/// Whether both values have the same `LENGTH` bytes at `at`. A fixed length needs no call.
+fn has_same<const LENGTH: usize>(old: &[u8], new: &[u8], at: usize) -> bool {
+    let bytes = old[at..].first_chunk::<LENGTH>();
+    bytes.is_some() && bytes == new[at..].first_chunk()
 }
 
 fn push_payload(bytes: &mut Vec<u8>, key: &[u8], payload: Payload<'_>) {
