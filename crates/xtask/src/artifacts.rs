@@ -41,6 +41,16 @@ pub struct TestProgram {
     pub folder: PathBuf,
 }
 
+/// The program whose tests wait for seconds until files are at rest, and hardly use a processor.
+const WAITING: &str = "vellum-preload/preload";
+
+impl TestProgram {
+    /// The arguments of the program on this machine and in guests.
+    pub fn arguments(&self) -> &'static [&'static str] {
+        if self.name == WAITING { &["--test-threads=16"] } else { &[] }
+    }
+}
+
 impl Artifacts {
     /// Builds with the arguments of `cargo`, such as `["build", "--release"]`.
     ///

@@ -11,7 +11,13 @@ use crate::jobs::{self, Job};
 use crate::workspace::{Outcome, cargo, target};
 
 /// Programs that take longest, first: one that begins last would keep a processor waiting.
-const LONGEST: [&str; 3] = ["vellum-preload/preload", "vellum/simulation", "vellum/vellum"];
+const LONGEST: [&str; 5] = [
+    "vellum-sim/plants",
+    "vellum-bench-peers/conformance",
+    "vellum-preload/preload",
+    "vellum/simulation",
+    "vellum/vellum",
+];
 
 /// Packages whose tests only `cargo xtask test` runs: those of other engines.
 const OTHER_ENGINES: &str = "vellum-bench-peers/";
@@ -56,7 +62,7 @@ fn job(program: &TestProgram, built: &Path, translation: Option<&str>) -> Job {
     let mut command = Command::new(&program.path);
     // As cargo sets it.
     command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
-    command.env(BUILT, built);
+    command.env(BUILT, built).args(program.arguments());
     let mut name = program.name.clone();
     if let Some(translation) = translation {
         command.env("VELLUM_TRANSLATION", translation);

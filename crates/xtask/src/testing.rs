@@ -33,7 +33,7 @@ pub fn check(root: &Path, verbose: bool) -> Outcome {
     let mut model = model_check(root);
     model.env("VELLUM_MODEL_SCHEDULES", FEW_SCHEDULES);
     list.push(Step::program("short model check", model));
-    let passed = lab::passed::Mark::of(root)?;
+    let passed = lab::passed::Mark::of_module(root)?;
     if passed.is_current() {
         println!("the module and its users have not changed since its tests passed: not run again");
     } else {

@@ -1,5 +1,5 @@
-//! Remembers the sources with which the module's tests passed, so that the tests run again only
-//! after a change.
+//! Remembers the sources with which tests passed, so that they run again only after a change: the
+//! module's tests of `cargo xtask check`, and the lab's promises.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,8 +9,11 @@ use std::process::Command;
 use crate::workspace::{Outcome, target};
 
 /// The module, its interface, the crates that run on it and are tested with it, and its tests.
-const LOOKED_AT: [&str; 6] =
+const MODULE: [&str; 6] =
     ["kernel", "lab", "crates/uapi", "crates/vm", "crates/testing", "crates/xtask/src/lab"];
+
+/// The lab, and the versions of what it is built of.
+const LAB: [&str; 2] = ["lab", "Cargo.lock"];
 
 /// A checksum of the sources, and the file that has the checksum with which the tests passed.
 pub struct Mark {
@@ -19,11 +22,24 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// The mark of the present sources.
+    /// The mark of the module's present sources.
     ///
     /// # Errors
     /// When git does not list the files.
-    pub fn of(root: &Path) -> Outcome<Self> {
+    pub fn of_module(root: &Path) -> Outcome<Self> {
+        Mark::of(root, &MODULE, "lab/passed")
+    }
+
+    /// The mark of the lab's present sources.
+    ///
+    /// # Errors
+    /// When git does not list the files.
+    pub fn of_lab(root: &Path) -> Outcome<Self> {
+        Mark::of(root, &LAB, "lab/promised")
+    }
+
+    /// The mark of these files and folders. `file` lies in the folder of builds.
+    fn of(root: &Path, looked_at: &[&str], file: &str) -> Outcome<Self> {
         let mut git = Command::new("git");
         git.current_dir(root).args([
             "ls-files",
@@ -32,7 +48,7 @@ impl Mark {
             "--exclude-standard",
             "-z",
         ]);
-        let listing = git.arg("--").args(LOOKED_AT).output();
+        let listing = git.arg("--").args(looked_at).output();
         let listing = listing.map_err(|error| format!("git does not run: {error}"))?;
         if !listing.status.success() {
             return Err(format!("git: {}", String::from_utf8_lossy(&listing.stderr).trim()));
@@ -43,7 +59,7 @@ impl Mark {
             (name, fs::read(root.join(name)).ok()).hash(&mut hasher);
         }
         let sources = format!("{:016x}", hasher.finish());
-        Ok(Self { sources, file: target(root).join("lab/passed") })
+        Ok(Self { sources, file: target(root).join(file) })
     }
 
     /// True if the tests have passed with these sources.
@@ -75,7 +91,8 @@ mod tests {
             assert!(Command::new("git").current_dir(&root).args(words).status().unwrap().success());
         };
         run(&["init", "--quiet"]);
-        let mark = || Mark { file: root.join("target/lab/passed"), ..Mark::of(&root).unwrap() };
+        let mark =
+            || Mark { file: root.join("target/lab/passed"), ..Mark::of_module(&root).unwrap() };
         fs::write(root.join("kernel/main.c"), "one").unwrap();
         assert!(!mark().is_current());
         mark().set().unwrap();

@@ -63,7 +63,8 @@ const BY_ONE_THREAD: &str = "vellum-kernel-tests";
 
 /// The program, as an argument of the lab.
 pub fn told(program: &TestProgram) -> String {
-    let told = format!("{}={}", program.name, program.path.display());
+    let mut told = format!("{}={}", program.name, program.path.display());
+    program.arguments().iter().for_each(|argument| told.push_str(&format!(" {argument}")));
     match program.name.split('/').next() {
         Some(BY_ONE_THREAD) => told + " --test-threads=1",
         _ => told,
