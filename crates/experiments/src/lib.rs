@@ -28,6 +28,7 @@ mod memory;
 mod morsel;
 mod out_of_memory;
 mod page_access;
+mod page_reads;
 mod policy;
 mod recovery;
 mod resize;
@@ -45,6 +46,7 @@ pub use context::{Context, Experiment};
 pub const ALL: &[Experiment] = &[
     table2::TABLE2,
     states::STATES,
+    page_reads::PAGE_READS,
     fig4::FIG4,
     fig10::FIG10,
     graph::GRAPH,

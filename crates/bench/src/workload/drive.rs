@@ -45,7 +45,7 @@ pub fn drive<'a>(
 ///
 /// # Errors
 /// The first error of any thread. Then all threads stop.
-pub(crate) fn drive_threads<O: FnMut(&mut Random) -> Result<u64>>(
+pub fn drive_threads<O: FnMut(&mut Random) -> Result<u64>>(
     plan: &Plan,
     make: impl Fn(usize) -> Result<O> + Sync,
 ) -> Result<Measured> {

@@ -20,8 +20,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 pub use blob::Blob;
-pub(crate) use drive::drive_threads;
-pub use drive::{Operation, drive};
+pub use drive::{Operation, drive, drive_threads};
 pub use lookup::Lookup;
 pub use scan::Scan;
 pub use tpcc::Tpcc;

@@ -13,11 +13,14 @@ pub mod clock;
 pub mod forms;
 pub mod hash_table;
 pub mod memory;
+pub mod page_pool;
 pub mod pattern_device;
 pub mod resident;
 pub mod rows;
 pub mod size;
 pub mod sparse;
+pub mod textbook;
+pub mod textbook_pages;
 pub mod walk;
 pub mod ways;
 
