@@ -9,7 +9,8 @@
 //     sed -i 's/pageSize = 4096 \* 4/pageSize = 4096/' caliby-0.1.3/include/caliby/calico.hpp
 //     g++ -std=c++20 -O3 -march=native -DNDEBUG -DCALICO_SPECIALIZATION_CALICO -fPIC -shared \
 //         -I caliby-0.1.3/include/caliby -I caliby-0.1.3/src -I caliby-0.1.3/third_party \
-//         $VELLUM/crates/bench-peers/caliby/pages.cpp -o caliby-pages.so -laio
+//         $VELLUM/crates/bench-peers/caliby/pages.cpp -o caliby-pages.so \
+//         -laio -labsl_raw_hash_set -labsl_hash -labsl_city -labsl_low_level_hash
 //     VELLUM_PAGE_POOL=$PWD/caliby-pages.so vellum bench page-reads
 //
 // This is one translation unit with the pool, so that the compiler can inline what a hit needs.
@@ -84,6 +85,9 @@ extern "C" int page_pool_read(const uint64_t* pages, const uint64_t* offsets, ui
 
 extern "C" int page_pool_close() {
     return in_new_thread([] {
+        // It leaves the file open and its memory mapped; the file would keep the disk mounted.
+        close(bm_ptr->blockfd);
+        munmap(bm_ptr->frameMem, bm_ptr->physCount * sizeof(Page));
         delete bm_ptr;
         bm_ptr = nullptr;
     });

@@ -1,4 +1,6 @@
 //! The latch of a frame: one word with a version, so that readers need not write to it.
+//!
+//! A word of zero is a latch that nobody holds.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -16,9 +18,8 @@ const PINS: u64 = 0x1fff << 48;
 const VERSION: u64 = (1 << 48) - 1;
 
 /// See the module's documentation.
-#[derive(Debug)]
-#[repr(transparent)]
-pub struct Latch(AtomicU64);
+#[derive(Clone, Copy, Debug)]
+pub struct Latch<'a>(pub &'a AtomicU64);
 
 /// A latch's word as a reader saw it.
 #[derive(Clone, Copy, Debug)]
@@ -53,33 +54,33 @@ pub enum Swept {
     Claimed,
 }
 
-impl Latch {
-    /// Of a frame that one thread has for itself.
-    pub fn exclusive() -> Latch {
-        Latch(AtomicU64::new(EXCLUSIVE))
+impl Latch<'_> {
+    /// Takes the frame while no other thread knows it.
+    pub fn take_new(self) {
+        self.0.store(EXCLUSIVE, Ordering::Release);
     }
 
     /// What a reader sees now.
     #[inline(always)]
-    pub fn seen(&self) -> Seen {
+    pub fn seen(self) -> Seen {
         Seen(self.0.load(Ordering::Acquire))
     }
 
     /// Whether all that was read since is of one version of one page.
     #[inline(always)]
-    pub fn validate(&self, seen: Seen) -> bool {
+    pub fn validate(self, seen: Seen) -> bool {
         fence(Ordering::Acquire);
         (self.0.load(Ordering::Relaxed) ^ seen.0) & (EXCLUSIVE | VERSION) == 0
     }
 
     /// Notes that the frame is in use.
-    pub fn unmark(&self) {
+    pub fn unmark(self) {
         self.0.fetch_and(!MARKED, Ordering::Relaxed);
     }
 
     /// Pins the frame for a reader, unless a thread has it for itself.
     #[inline(always)]
-    pub fn try_pin(&self) -> bool {
+    pub fn try_pin(self) -> bool {
         let mut word = self.0.load(Ordering::Relaxed);
         while word & EXCLUSIVE == 0 && word & PINS != PINS {
             let pinned = (word & !MARKED) + PIN;
@@ -93,17 +94,17 @@ impl Latch {
 
     /// The end of a pin.
     #[inline(always)]
-    pub fn unpin(&self) {
+    pub fn unpin(self) {
         self.0.fetch_sub(PIN, Ordering::Release);
     }
 
     /// Takes the frame for this thread alone, unless another one holds it.
-    pub fn try_exclusive(&self) -> bool {
+    pub fn try_exclusive(self) -> bool {
         let word = self.0.load(Ordering::Relaxed);
         word & (EXCLUSIVE | PINS) == 0 && self.claim(word)
     }
 
-    fn claim(&self, word: u64) -> bool {
+    fn claim(self, word: u64) -> bool {
         let claimed = (word & !MARKED) | EXCLUSIVE;
         let result =
             self.0.compare_exchange(word, claimed, Ordering::Acquire, Ordering::Relaxed).is_ok();
@@ -113,18 +114,18 @@ impl Latch {
     }
 
     /// The page is now the one in storage. This thread has the frame for itself.
-    pub fn clean(&self) {
+    pub fn clean(self) {
         self.0.fetch_and(!DIRTY, Ordering::Relaxed);
     }
 
     /// The end of an exclusive hold.
-    pub fn release(&self, dirty: bool) {
+    pub fn release(self, dirty: bool) {
         let version = (self.0.load(Ordering::Relaxed) + 1) & VERSION;
         self.0.store(version | if dirty { DIRTY } else { 0 }, Ordering::Release);
     }
 
     /// The hand of the clock passes.
-    pub fn sweep(&self) -> Swept {
+    pub fn sweep(self) -> Swept {
         let word = self.0.load(Ordering::Relaxed);
         if word & (EXCLUSIVE | PINS) != 0 {
             return Swept::Held;
@@ -142,13 +143,10 @@ impl Latch {
 mod tests {
     use super::*;
 
-    fn unlatched() -> Latch {
-        Latch(AtomicU64::new(0))
-    }
-
     #[test]
     fn a_reader_sees_each_exclusive_hold() {
-        let latch = unlatched();
+        let word = AtomicU64::new(0);
+        let latch = Latch(&word);
         let before = latch.seen();
         assert!(before.is_readable() && latch.validate(before));
         assert!(latch.try_exclusive() && !latch.validate(before));
@@ -159,7 +157,8 @@ mod tests {
 
     #[test]
     fn pins_and_marks_disturb_no_reader() {
-        let latch = unlatched();
+        let word = AtomicU64::new(0);
+        let latch = Latch(&word);
         let before = latch.seen();
         assert!(latch.try_pin() && latch.try_pin() && latch.validate(before));
         assert!(!latch.try_exclusive() && latch.sweep() == Swept::Held);
@@ -171,7 +170,8 @@ mod tests {
 
     #[test]
     fn the_clock_claims_what_was_not_used_for_a_round() {
-        let latch = unlatched();
+        let word = AtomicU64::new(0);
+        let latch = Latch(&word);
         assert_eq!(latch.sweep(), Swept::Marked);
         latch.unmark();
         assert_eq!(latch.sweep(), Swept::Marked);

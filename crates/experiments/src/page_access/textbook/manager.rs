@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::latch::{Latch, Swept};
-use super::memory::FrameMemory;
+use super::memory::{FrameMemory, Words};
 use super::storage::Storage;
 use super::table::{FRAMES_MAX, PAGES_MAX, Table};
 
@@ -49,20 +49,19 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// What a frame's memory holds. Four of them share a line of the cache.
-#[derive(Debug)]
-#[repr(align(16))]
-struct Frame {
-    latch: Latch,
+/// What a frame's memory holds: two words. Four frames share a line of the cache.
+#[derive(Clone, Copy, Debug)]
+struct Frame<'a> {
+    latch: Latch<'a>,
     /// The page, or [`NONE`]. Changes only under the exclusive latch.
-    page: AtomicU64,
+    page: &'a AtomicU64,
 }
 
-impl Frame {
+impl Frame<'_> {
     /// Waits while a thread has the frame with this page for itself, and notes that it is in use.
     #[cold]
     #[inline(never)]
-    fn wait_until_readable(&self, page: u64) {
+    fn wait_until_readable(self, page: u64) {
         let mut looks = 0;
         // A free frame stays latched, and its page is another one.
         while self.latch.seen().is_exclusive() && self.page.load(Ordering::Relaxed) == page {
@@ -96,7 +95,9 @@ struct Misses {
 pub struct Textbook<S> {
     storage: S,
     memory: FrameMemory,
-    frames: Box<[Frame]>,
+    /// Two words for each frame.
+    headers: Words,
+    frames: usize,
     table: Table,
     misses: Misses,
     patience: Duration,
@@ -109,15 +110,26 @@ impl<S: Storage> Textbook<S> {
     /// No memory, no frames, too many frames.
     pub fn new(storage: S, frames: u64) -> Result<Textbook<S>> {
         ensure!((1..FRAMES_MAX).contains(&frames), "{frames} frames are not possible");
-        let header = || Frame { latch: Latch::exclusive(), page: AtomicU64::new(NONE) };
-        Ok(Textbook {
+        let manager = Textbook {
             storage,
             memory: FrameMemory::new(frames)?,
-            frames: (0..frames).map(|_| header()).collect(),
+            headers: Words::new(2 * frames)?,
+            frames: frames as usize,
             table: Table::new(frames)?,
             misses: Misses::default(),
             patience: PATIENCE,
-        })
+        };
+        for number in 0..manager.frames {
+            manager.frame(number).latch.take_new();
+            manager.frame(number).page.store(NONE, Ordering::Relaxed);
+        }
+        Ok(manager)
+    }
+
+    #[inline(always)]
+    fn frame(&self, number: usize) -> Frame<'_> {
+        let words = &self.headers.all()[2 * number..][..2];
+        Frame { latch: Latch(&words[0]), page: &words[1] }
     }
 
     /// As it is, but a miss looks for a frame no longer than this.
@@ -133,7 +145,7 @@ impl<S: Storage> Textbook<S> {
 
     /// Bytes of memory beside the frames.
     pub fn overhead(&self) -> u64 {
-        self.table.bytes() + size_of_val(&*self.frames) as u64
+        self.table.bytes() + size_of_val(self.headers.all()) as u64
     }
 
     /// Pages that were read from storage so far.
@@ -158,7 +170,7 @@ impl<S: Storage> Textbook<S> {
                 Some(number) => number as usize,
                 None => self.miss(page)?,
             };
-            let frame = &self.frames[number];
+            let frame = self.frame(number);
             let seen = frame.latch.seen();
             if seen.is_readable() {
                 if frame.page.load(Ordering::Relaxed) == page {
@@ -184,7 +196,7 @@ impl<S: Storage> Textbook<S> {
                 Some(number) => number as usize,
                 None => self.miss(page)?,
             };
-            let frame = &self.frames[number];
+            let frame = self.frame(number);
             if !frame.latch.try_pin() {
                 frame.wait_until_readable(page);
                 continue;
@@ -206,7 +218,7 @@ impl<S: Storage> Textbook<S> {
                 Some(number) => number as usize,
                 None => self.miss(page)?,
             };
-            let latch = &self.frames[number].latch;
+            let latch = self.frame(number).latch;
             if !latch.try_exclusive() {
                 thread::yield_now();
                 continue;
@@ -219,7 +231,7 @@ impl<S: Storage> Textbook<S> {
     }
 
     fn page_of(&self, number: usize) -> u64 {
-        self.frames[number].page.load(Ordering::Relaxed)
+        self.frame(number).page.load(Ordering::Relaxed)
     }
 
     /// Looks for the page again, and reads it if it is not there. Returns its frame, which may have
@@ -242,14 +254,14 @@ impl<S: Storage> Textbook<S> {
                 return Ok(other as usize);
             }
             // Threads that find the page wait for the latch, which this thread has.
-            self.frames[number].page.store(page, Ordering::Relaxed);
+            self.frame(number).page.store(page, Ordering::Relaxed);
             bucket.insert(number as u32);
         }
         // SAFETY: this thread has the frame for itself.
         match self.storage.read(page, unsafe { self.memory.bytes_mut(number) }) {
             Ok(()) => {
                 self.misses.read.fetch_add(1, Ordering::Relaxed);
-                self.frames[number].latch.release(false);
+                self.frame(number).latch.release(false);
                 Ok(number)
             }
             Err(error) => {
@@ -263,7 +275,7 @@ impl<S: Storage> Textbook<S> {
     /// The page of a frame, which this thread has for itself, is no longer in memory.
     fn forget(&self, number: usize) {
         self.table.latch(self.page_of(number)).remove();
-        self.frames[number].page.store(NONE, Ordering::Relaxed);
+        self.frame(number).page.store(NONE, Ordering::Relaxed);
     }
 
     fn lock_free(&self) -> std::sync::MutexGuard<'_, Vec<u32>> {
@@ -278,9 +290,9 @@ impl<S: Storage> Textbook<S> {
 
     /// A frame without a page, for this thread alone.
     fn take_frame(&self) -> Result<usize, Error> {
-        if self.misses.fresh.load(Ordering::Relaxed) < self.frames.len() {
+        if self.misses.fresh.load(Ordering::Relaxed) < self.frames {
             let number = self.misses.fresh.fetch_add(1, Ordering::Relaxed);
-            if number < self.frames.len() {
+            if number < self.frames {
                 return Ok(number);
             }
         }
@@ -307,9 +319,9 @@ impl<S: Storage> Textbook<S> {
     /// The hand of the clock goes on until it finds a page that nobody uses, and evicts that.
     /// Returns the frame, for this thread alone; none if the hand went round three times.
     fn evict(&self) -> Result<Option<usize>, Error> {
-        for _ in 0..3 * self.frames.len() {
-            let number = self.misses.hand.fetch_add(1, Ordering::Relaxed) % self.frames.len();
-            if self.frames[number].latch.sweep() == Swept::Claimed {
+        for _ in 0..3 * self.frames {
+            let number = self.misses.hand.fetch_add(1, Ordering::Relaxed) % self.frames;
+            if self.frame(number).latch.sweep() == Swept::Claimed {
                 self.write_back(number)?;
                 self.forget(number);
                 return Ok(Some(number));
@@ -321,7 +333,7 @@ impl<S: Storage> Textbook<S> {
     /// Writes a frame's page if it is dirty. This thread has the frame for itself, and no longer
     /// after an error.
     fn write_back(&self, number: usize) -> Result<(), Error> {
-        let latch = &self.frames[number].latch;
+        let latch = self.frame(number).latch;
         if !latch.seen().is_dirty() {
             return Ok(());
         }
@@ -342,7 +354,8 @@ impl<S: Storage> Textbook<S> {
     /// # Errors
     /// [`Error::Write`].
     pub fn flush(&self) -> Result<(), Error> {
-        for (number, frame) in self.frames.iter().enumerate() {
+        for number in 0..self.frames {
+            let frame = self.frame(number);
             while frame.latch.seen().is_dirty() {
                 if frame.latch.try_exclusive() {
                     self.write_back(number)?;
@@ -376,7 +389,7 @@ impl<S: Storage> Deref for Pinned<'_, S> {
 impl<S: Storage> Drop for Pinned<'_, S> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.manager.frames[self.number].latch.unpin();
+        self.manager.frame(self.number).latch.unpin();
     }
 }
 
@@ -405,6 +418,6 @@ impl<S: Storage> DerefMut for Exclusive<'_, S> {
 
 impl<S: Storage> Drop for Exclusive<'_, S> {
     fn drop(&mut self) {
-        self.manager.frames[self.number].latch.release(true);
+        self.manager.frame(self.number).latch.release(true);
     }
 }

@@ -18,7 +18,7 @@ const ENTRIES: usize = 8;
 /// The bits of a frame's number in an entry; the page's number plus one is above.
 const FRAME_BITS: u32 = 28;
 /// Buckets that share a latch have the same remainder by this number.
-const STRIPES: usize = 1 << 12;
+const STRIPES: usize = 1 << 9;
 
 /// Pages from this number on have no place in an entry.
 pub const PAGES_MAX: u64 = (1 << (64 - FRAME_BITS)) - 1;
@@ -34,9 +34,8 @@ struct Stripe(Mutex<Vec<u64>>);
 #[derive(Debug)]
 pub struct Table {
     words: Words,
+    buckets: u64,
     stripes: Box<[Stripe]>,
-    /// Upper bits of the hash that do not belong to the number of the bucket.
-    shift: u32,
 }
 
 fn entry(page: u64, frame: u32) -> u64 {
@@ -59,11 +58,11 @@ impl Table {
     /// # Errors
     /// No memory.
     pub fn new(frames: u64) -> Result<Table> {
-        let buckets = (frames / 2).next_power_of_two().max(16);
+        let buckets = (frames / 2).max(16);
         Ok(Table {
             words: Words::new(buckets * ENTRIES as u64)?,
+            buckets,
             stripes: (0..STRIPES.min(buckets as usize)).map(|_| Stripe::default()).collect(),
-            shift: 64 - buckets.trailing_zeros(),
         })
     }
 
@@ -76,7 +75,9 @@ impl Table {
     #[inline(always)]
     fn hash(&self, page: u64) -> (usize, usize) {
         let hash = page.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        ((hash >> self.shift) as usize, (hash >> (self.shift - 3)) as usize % ENTRIES)
+        // The hash as a fraction, times the number of buckets: a bucket, and where within it.
+        let scaled = u128::from(hash) * u128::from(self.buckets);
+        ((scaled >> 64) as usize, (scaled as u64 >> (64 - ENTRIES.trailing_zeros())) as usize)
     }
 
     #[inline(always)]
