@@ -5,7 +5,7 @@
 // pages have 16 KiB; one constant makes that 4 KiB, as Vellum has. In a folder outside of the
 // repository ($VELLUM):
 //
-//     pip download --no-binary :all: --no-deps caliby==0.1.3 && tar xf caliby-0.1.3.tar.gz
+//     pip download --no-binary caliby --no-deps caliby==0.1.3 && tar xf caliby-0.1.3.tar.gz
 //     sed -i 's/pageSize = 4096 \* 4/pageSize = 4096/' caliby-0.1.3/include/caliby/calico.hpp
 //     g++ -std=c++20 -O3 -march=native -DNDEBUG -DCALICO_SPECIALIZATION_CALICO -fPIC -shared \
 //         -I caliby-0.1.3/include/caliby -I caliby-0.1.3/src -I caliby-0.1.3/third_party \
