@@ -526,7 +526,10 @@ static int dax_table_look_up(struct dax_table *table, u64 first, u64 end,
 	return error;
 }
 
-/* Takes the pages for right, unless some were marked as stale meanwhile. */
+/*
+ * Takes the pages for right, unless some were marked as stale meanwhile. A file that collapses is
+ * shorter only after its pages were: what is appended later was not looked up.
+ */
 static bool dax_table_conclude(struct dax_table *table, const struct dax_plan *plan)
 {
 	bool is_right;
@@ -539,7 +542,7 @@ static bool dax_table_conclude(struct dax_table *table, const struct dax_plan *p
 		table->generation = plan->generation;
 		table->stale_first = 0;
 		table->stale_end = 0;
-		table->pages = plan->size;
+		table->pages = min(plan->size, dax_size_in_pages(table));
 		table->reach = plan->size;
 		table->missing = min(table->missing, plan->missing);
 	}

@@ -288,6 +288,37 @@ fn a_page_is_served_before_blocks_are_lost_or_not_at_all() {
     }
 }
 
+/// A refresh begins while the file collapses: its pages are unmapped, and its length is the former
+/// one. The next refresh finds what is appended afterwards.
+#[test]
+fn what_is_appended_after_a_collapse_is_looked_up() {
+    let Some(_turn) = dax_turn() else { return };
+    const FEW: u64 = 64;
+    let file = DaxFile::new("collapses");
+    let (table, stop) = (file.table(), Stop::default());
+    let mut random = Random::of_this_run();
+    let all = page_of(OURS).repeat(FEW as usize);
+    thread::scope(|scope| {
+        let _end = stop.at_end();
+        scope.spawn(|| {
+            while !stop.is_said() {
+                table.refresh().or_else(busy).unwrap();
+            }
+        });
+        for round in 0..rounds(600) {
+            file.file().write_all_at(&all, 0).unwrap();
+            (0..random.below(2_000)).for_each(|_| std::hint::spin_loop());
+            let way = FallocateFlags::COLLAPSE_RANGE;
+            fallocate(file.file(), way, 0, FEW / 2 * PAGE as u64).unwrap();
+            table.refresh().unwrap();
+            file.file().write_all_at(&all, 0).unwrap();
+            table.refresh().unwrap();
+            assert_eq!(table.stat().leaves, FEW, "round {round}");
+            file.file().set_len(0).unwrap();
+        }
+    });
+}
+
 /// Tables are opened and closed, mapped and refreshed by threads that know nothing of each other.
 #[test]
 fn tables_come_and_go_while_files_change() {
