@@ -265,9 +265,9 @@ static void dax_table_unused(struct dax_table *table)
 }
 
 /*
- * A user less, unless it is the last one. A refresh that is to come is a user that nobody waits
- * for: it goes with the last other one. Otherwise it would keep the file for as long as its pause
- * is, and run when the module may be gone.
+ * A user less, unless it is the last one. A refresh that is to come is a user for which no thread
+ * waits: the thread that takes the last other user away cancels it. Otherwise it would keep the
+ * file for as long as its pause is, and run when the module may be gone.
  */
 static bool dax_table_leave(struct dax_table *table)
 {
