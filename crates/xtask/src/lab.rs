@@ -42,9 +42,10 @@ const ON_ONE: [(&str, &[&str]); 2] = [
 /// themselves. While the host does not run one processor of such a machine, the others wait for it
 /// at every flush: three of these machines on two processors took twenty times as long as one after
 /// the other. All other programs run on machines whose processors take turns.
-const RACES: [&str; 11] = [
+const RACES: [&str; 12] = [
     "vellum-kernel-tests/dax_kept",
     "vellum-kernel-tests/dax_races",
+    "vellum-kernel-tests/dax_stamps",
     "vellum-kernel-tests/exmap_huge_races",
     "vellum-kernel-tests/exmap_neighbours",
     "vellum-kernel-tests/exmap_huge_neighbours",

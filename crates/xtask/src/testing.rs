@@ -100,6 +100,9 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     let mut simulator = sim::command(root);
     simulator.args(["--seeds", SIMULATED_SEEDS, "--jobs", "2"]);
     list.push(Step::program("simulator", simulator));
+    for (name, test) in FILE_TABLES {
+        list.push(Step::program(name, file_tables(root, test)));
+    }
     list.push(Step::program("module fuzzer", fuzzer(root)));
     run_all(root, list, verbose, Duration::MAX)
 }
@@ -124,6 +127,18 @@ fn rocksdb_adapter(root: &Path) -> Command {
     let mut command =
         command(root, "check --quiet --package vellum-bench-peers --features rocksdb");
     command.env("ROCKSDB_LIB_DIR", root);
+    command
+}
+
+/// The long tests of file tables: the steps' names, and the words that their tests have in their
+/// names.
+const FILE_TABLES: [(&str, &str); 2] =
+    [("fsx of file tables", "every_way_shows"), ("stamps of file tables", "words_alone")];
+
+/// One of these, on both kernels: the tests need a guest.
+fn file_tables(root: &Path, test: &str) -> Command {
+    let mut command = xtask(root, &format!("lab --package vellum-kernel-tests {test}"));
+    command.env("VELLUM_SOAK", "1");
     command
 }
 

@@ -12,6 +12,7 @@ pub mod child;
 pub mod counters;
 pub mod dax;
 pub mod exmap;
+pub mod fsx;
 pub mod fuzz;
 pub mod group;
 pub mod kernel_log;

@@ -21,7 +21,7 @@ mod morsel_steps;
 mod morsels;
 mod ring;
 mod rush;
-mod session;
+pub(crate) mod session;
 mod together;
 mod walks;
 

@@ -22,7 +22,7 @@ fn variable<T: FromStr>(name: &str) -> Option<T> {
 
 /// Rounds, each with its own seed, until the time is over.
 #[derive(Debug)]
-pub(super) struct Rounds {
+pub(crate) struct Rounds {
     next: u64,
     begin: Instant,
     time: Duration,
@@ -37,7 +37,7 @@ pub(super) struct Rounds {
 impl Rounds {
     /// For `VELLUM_SECONDS`, or else for so many, or a part of them where `VELLUM_SHORT` is set,
     /// from `VELLUM_SEED`, or else from the clock.
-    pub(super) fn new(seconds: u64) -> Self {
+    pub(crate) fn new(seconds: u64) -> Self {
         let given = variable("VELLUM_SECONDS");
         let seconds = given.unwrap_or_else(|| u64::from(threads::rounds(seconds as u32)));
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos());
@@ -48,7 +48,7 @@ impl Rounds {
     }
 
     /// The next round, if there is time for it. There is at least one.
-    pub(super) fn next(&mut self, steps: u64) -> Option<Session> {
+    pub(crate) fn next(&mut self, steps: u64) -> Option<Session> {
         if self.done == 1 {
             counters::assert_no_exmaps();
             counters::assert_no_morsels();
@@ -76,7 +76,7 @@ impl Rounds {
 
     /// Prints the number of rounds. Fails unless all memory is free again.
     #[track_caller]
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         println!("{} rounds, {:.0} s", self.done, self.begin.elapsed().as_secs_f64());
         counters::assert_no_exmaps();
         counters::assert_no_morsels();
@@ -88,14 +88,14 @@ impl Rounds {
 
 /// One round.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(crate) struct Session {
     /// Its numbers.
-    pub(super) random: Random,
+    pub(crate) random: Random,
     seed: u64,
     steps: u64,
     step: u64,
     /// The subject of the step's operations.
-    pub(super) subject: String,
+    pub(crate) subject: String,
     begin: Instant,
     log: VecDeque<String>,
     without: Vec<String>,
@@ -103,23 +103,23 @@ pub(super) struct Session {
 
 impl Session {
     /// Begins a step, if there is one more.
-    pub(super) fn step(&mut self) -> bool {
+    pub(crate) fn step(&mut self) -> bool {
         self.step += 1;
         self.step <= self.steps
     }
 
     /// How many steps the round has.
-    pub(super) fn steps(&self) -> u64 {
+    pub(crate) fn steps(&self) -> u64 {
         self.steps
     }
 
     /// Whether it is time for the work of every so many steps.
-    pub(super) fn every(&self, steps: u64) -> bool {
+    pub(crate) fn every(&self, steps: u64) -> bool {
         self.step.is_multiple_of(steps)
     }
 
     /// One of several operations, by weight, without those that `VELLUM_WITHOUT` names.
-    pub(super) fn choose<T: Copy>(&mut self, operations: &[(u64, &'static str, T)]) -> T {
+    pub(crate) fn choose<T: Copy>(&mut self, operations: &[(u64, &'static str, T)]) -> T {
         let total: u64 = operations.iter().map(|(weight, ..)| weight).sum();
         loop {
             let mut at = self.random.below(total);
@@ -137,7 +137,7 @@ impl Session {
     }
 
     /// Notes the current operation.
-    pub(super) fn note(&mut self, what: String) {
+    pub(crate) fn note(&mut self, what: String) {
         if self.log.len() == SHOWN {
             self.log.pop_front();
         }
