@@ -184,7 +184,7 @@ fn check_file(path: &Path, file: u32, moves: bool) {
 /// tables serve accesses, and not the file system alone.
 fn change(board: &Board, mut random: Random) {
     let mut number = board.file.load(SeqCst);
-    let mut file = filled(board, number);
+    let mut file = OpenOptions::new().read(true).write(true).open(path(number)).unwrap();
     while !board.is_over() {
         let first = random.below(PAGES);
         let count = (1 + random.below(FEW)).min(PAGES - first);
