@@ -10,7 +10,7 @@ use vellum_aquila_core::{Layout, Statistics};
 
 use crate::error::{Error, Result};
 use crate::mapping::{Access, Mapping};
-use crate::probe::{self, DirtyTracking};
+use crate::probe::{self, DirtyTracking, Frames};
 use crate::shared::{DOING_LENGTH, PolicyChoice, Shared};
 use crate::{PAGE_SIZE, signal};
 
@@ -62,6 +62,7 @@ pub struct Options {
     policy: PolicyChoice,
     backend: BackendChoice,
     dirty_tracking: DirtyTracking,
+    frames: Frames,
     direct_io: bool,
     least: u32,
 }
@@ -75,6 +76,7 @@ impl Options {
             policy: PolicyChoice::default(),
             backend: BackendChoice::default(),
             dirty_tracking: DirtyTracking::default(),
+            frames: Frames::default(),
             direct_io: false,
             least: LEAST_PAGES,
         }
@@ -118,6 +120,15 @@ impl Options {
         self
     }
 
+    /// Which memory has the pages of files. The default suits all programs. One that will map its
+    /// files more than once, or pin pages, may ask for [`Frames::MemoryFile`], which spares it the
+    /// move that [`Cache::map`] describes. The backend *kernel* does not use it.
+    #[must_use]
+    pub fn frames(mut self, frames: Frames) -> Self {
+        self.frames = frames;
+        self
+    }
+
     /// Reads and writes whole pages of files past the kernel's page cache (`O_DIRECT`), so that the
     /// kernel keeps no second copy of them. Where a file system cannot, the cache goes through the
     /// page cache as it does by default. The backend *kernel* does not use it.
@@ -151,7 +162,8 @@ impl Options {
         match (probe::open(self.dirty_tracking), self.backend) {
             (Ok(uffd), _) => {
                 signal::install()?;
-                let shared = Shared::new(size, capacity, self.policy, self.direct_io, uffd)?;
+                let choices = (self.frames, self.direct_io);
+                let shared = Shared::new(size, capacity, self.policy, choices, uffd)?;
                 Ok(Cache { shared: Some(shared), why_kernel: String::new(), least: self.least })
             }
             (Err(error), BackendChoice::Auto) => {
@@ -193,8 +205,9 @@ impl Cache {
         self.shared.is_none().then_some(&self.why_kernel[..])
     }
 
-    /// Whether the first store to a clean page faults, so that only pages that were changed are
-    /// written back. `None` if the kernel keeps that.
+    /// Whether the first store to a clean page faults, however the file is mapped, so that only
+    /// pages that were changed are written back. Before Linux 6.4 that is so only while a file has
+    /// one mapping and no pin, and the answer is no. `None` if the kernel keeps that.
     pub fn write_protects(&self) -> Option<bool> {
         self.shared.as_ref().map(|shared| shared.write_protects())
     }
@@ -207,9 +220,14 @@ impl Cache {
     /// the program does to the file by other ways (`write(2)`) is not seen in pages that are in the
     /// cache.
     ///
+    /// The second mapping of a file, and the first pin, move the file's pages to a memory file, for
+    /// as long as the file has a mapping: all its pages leave the cache, after they were written
+    /// back, and accesses to them wait meanwhile ([`Frames`]).
+    ///
     /// # Errors
     /// [`Error::BadRange`], [`Error::Access`], [`Error::NotAFile`], [`Error::TooMany`]; what the
-    /// system said.
+    /// system said. What the storage said if pages could not be written back for a second mapping;
+    /// then they are still in the cache.
     pub fn map(
         &self,
         file: &File,

@@ -8,7 +8,7 @@ use crate::PAGE_SIZE;
 use crate::cache::{Backend, BackendChoice, Cache, Options};
 use crate::error::{Error, Result};
 use crate::mapping::Access;
-use crate::probe::DirtyTracking;
+use crate::probe::{DirtyTracking, Frames};
 
 /// Pages of the file that the self-test maps, and of its cache.
 const PAGES: usize = 32;
@@ -32,18 +32,25 @@ pub struct Check {
 pub fn doctor() -> Vec<Check> {
     let own = BackendChoice::Only(Backend::Userfaultfd);
     let options = Options::new((CACHE * PAGE_SIZE) as u64).without_minimum();
+    let memory_files = options.clone().backend(own).frames(Frames::MemoryFile);
     let candidates = [
         (
             Backend::Userfaultfd,
+            "anonymous",
+            "a cache of the program's own, for files with one mapping and no pin",
+            options.clone().backend(own).frames(Frames::Anonymous),
+        ),
+        (
+            Backend::Userfaultfd,
             "write-protect",
-            "a cache of the program's own; pages that were stored to are written back",
-            options.clone().backend(own).dirty_tracking(DirtyTracking::WriteProtect),
+            "the same for all files; pages that were stored to are written back",
+            memory_files.clone().dirty_tracking(DirtyTracking::WriteProtect),
         ),
         (
             Backend::Userfaultfd,
             "mapped",
             "the same; every page that is mapped in a writable mapping is written back",
-            options.clone().backend(own).dirty_tracking(DirtyTracking::Mapped),
+            memory_files.dirty_tracking(DirtyTracking::Mapped),
         ),
         (
             Backend::Kernel,

@@ -1,10 +1,15 @@
 //! Linux as the machine of a cache: userfaultfd in the variant CONTINUE.
 //!
-//! Each file of a cache has a *memory file* (memfd) with the same offsets. The frame of a page is
-//! the page of the memory file at the page's own offset: so all mappings of a file are mappings of
-//! its memory file, they share frames without further ado, and a mapping is one VMA however its
-//! pages come and go. A frame's number stands for the right to have one page in a memory file,
-//! which is how the cache keeps its budget.
+//! The frames of a file are in one of two kinds of memory (its [`Home`]):
+//!
+//! - *Anonymous memory*, where the file is mapped, while it has one mapping and no pin: see
+//!   `anonymous.rs`.
+//! - A *memory file* (memfd) with the same offsets. The frame of a page is the page of the memory
+//!   file at the page's own offset: so all mappings of a file are mappings of its memory file, they
+//!   share frames without further ado, and a mapping is one VMA however its pages come and go.
+//!
+//! A frame's number stands for the right to have one page in such memory, which is how the cache
+//! keeps its budget.
 //!
 //! (The alternative is one memory file with frame *n* at offset *n*. But userfaultfd maps a page
 //! only where the VMA has it, so each page would need a VMA of its own.)
@@ -16,16 +21,18 @@
 //! every page that is mapped in a writable mapping counts as dirty.
 #![allow(unsafe_code)]
 
-use std::os::fd::{BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::os::fd::{AsFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::fs::{FallocateFlags, fallocate, fdatasync, fstat, ftruncate};
 use rustix::io::Errno;
 use rustix::thread::{Timespec, nanosleep, sched_getcpu, sched_yield};
 use vellum_aquila_core::{MOST_PAGES, Machine, Page, Pattern};
 
-use crate::place::{Place, of_file};
+use crate::anonymous::{Anonymous, Leaving, drop_translations};
+use crate::place::{self, Mapped, Place, of_file, runs};
+use crate::probe::{Frames, Userfaultfd};
 use crate::{PAGE_SIZE, sys};
 
 /// Files that a cache can have at one time.
@@ -33,6 +40,9 @@ pub(crate) const MOST_FILES: usize = 4096;
 
 /// Bytes that one call reads or writes.
 const BUFFER: usize = MOST_PAGES as usize * PAGE_SIZE;
+
+/// Not on the stack: a thread that faults may have little of it.
+static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
 /// No descriptor.
 const NONE: i32 = -1;
@@ -51,6 +61,22 @@ impl From<Errno> for Failure {
         Self::System(errno)
     }
 }
+
+/// Where the frames of a file are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Home {
+    /// The file has no mapping, and no page.
+    None,
+    /// In its memory file.
+    MemoryFile,
+    /// In anonymous memory, at the place where it is mapped.
+    Anonymous(&'static Place),
+}
+
+/// [`Home::None`] and [`Home::MemoryFile`] as numbers; those after them are places.
+const HOME_NONE: usize = 0;
+const HOME_MEMORY_FILE: usize = 1;
+const HOME_PLACES: usize = 2;
 
 /// Descriptors of a file that the cache has opened once more.
 #[derive(Debug)]
@@ -71,8 +97,15 @@ pub(crate) struct HostFile {
     /// and leave no copy in the kernel's page cache.
     direct_reader: AtomicI32,
     direct_writer: AtomicI32,
-    /// The memory file.
+    /// The memory file, or none.
     memory: AtomicI32,
+    /// Where the frames are. It changes only while the file has no page in the cache.
+    home: AtomicUsize,
+    /// Held by threads that bring pages in or use them, and by one that changes the home. Threads
+    /// that only have pages leave, for the frames, do not hold it: a page that leaves is there
+    /// until its frame is free, so the home stays until then. All signals of these threads are
+    /// blocked.
+    moving: RwLock<()>,
     /// Pages of the file when it was last looked at: a bound for read-ahead.
     pages: AtomicU64,
     pub(crate) pattern: Pattern,
@@ -92,6 +125,8 @@ impl HostFile {
             direct_reader: AtomicI32::new(NONE),
             direct_writer: AtomicI32::new(NONE),
             memory: AtomicI32::new(NONE),
+            home: AtomicUsize::new(HOME_NONE),
+            moving: RwLock::new(()),
             pages: AtomicU64::new(0),
             pattern: Pattern::default(),
             length: RwLock::new(()),
@@ -188,10 +223,46 @@ impl HostFile {
         synced.map(|()| true)
     }
 
-    /// Gives a number to a file.
-    pub(crate) fn open(&self, reader: Copies, memory: OwnedFd) {
-        *self.sync_failed.lock().unwrap_or_else(PoisonError::into_inner) = false;
+    /// Where the frames are. It stays so while the thread has a frame with a page of the file for
+    /// itself, or a lock of the home.
+    pub(crate) fn home(&self) -> Home {
+        match self.home.load(Ordering::Acquire) {
+            HOME_NONE => Home::None,
+            HOME_MEMORY_FILE => Home::MemoryFile,
+            number => Home::Anonymous(place::numbered(number - HOME_PLACES)),
+        }
+    }
+
+    /// Keeps the home as it is.
+    pub(crate) fn stay(&self) -> RwLockReadGuard<'_, ()> {
+        self.moving.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps all threads from bringing pages of the file in, so that the caller can change the
+    /// home.
+    pub(crate) fn stop(&self) -> RwLockWriteGuard<'_, ()> {
+        self.moving.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The frames are in anonymous memory from now on. The caller has stopped the file.
+    pub(crate) fn live_at(&self, place: &Place) {
+        self.home.store(HOME_PLACES + place.number(), Ordering::Release);
+    }
+
+    /// The frames are in a memory file from now on. The caller has stopped the file.
+    pub(crate) fn live_in(&self, memory: OwnedFd) {
         self.memory.store(memory.into_raw_fd(), Ordering::Release);
+        self.home.store(HOME_MEMORY_FILE, Ordering::Release);
+    }
+
+    /// There are no frames. The caller has stopped the file, or alone knows it.
+    pub(crate) fn live_nowhere(&self) {
+        self.home.store(HOME_NONE, Ordering::Release);
+    }
+
+    /// Gives a number to a file.
+    pub(crate) fn open(&self, reader: Copies) {
+        *self.sync_failed.lock().unwrap_or_else(PoisonError::into_inner) = false;
         let direct = reader.direct.map_or(NONE, OwnedFd::into_raw_fd);
         self.direct_reader.store(direct, Ordering::Release);
         self.reader.store(reader.buffered.into_raw_fd(), Ordering::Release);
@@ -206,6 +277,7 @@ impl HostFile {
 
     /// Closes a file that has neither mappings nor pages.
     pub(crate) fn close(&self) {
+        self.live_nowhere();
         let direct = [&self.direct_reader, &self.direct_writer];
         for of in [&self.reader, &self.writer, &self.memory].into_iter().chain(direct) {
             let descriptor = of.swap(NONE, Ordering::AcqRel);
@@ -224,8 +296,12 @@ pub(crate) struct Host {
     /// The number of the cache in this process.
     pub(crate) cache: u64,
     pub(crate) uffd: OwnedFd,
-    /// Whether stores to clean pages fault.
+    /// Whether stores to clean pages of memory files fault.
     pub(crate) write_protect: bool,
+    /// The same for frames in anonymous memory.
+    pub(crate) protects_anonymous: bool,
+    /// Which memory the program wants.
+    pub(crate) choice: Frames,
     /// Whether one call drops the translations of many ranges.
     drops_together: AtomicBool,
     pub(crate) files: Box<[HostFile]>,
@@ -239,16 +315,18 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn new(
         cache: u64,
-        uffd: OwnedFd,
-        write_protect: bool,
+        uffd: Userfaultfd,
+        choice: Frames,
         processors: usize,
         frames: u32,
     ) -> Self {
         let buffer = || Mutex::new(vec![0; BUFFER + PAGE_SIZE].into_boxed_slice());
         Self {
             cache,
-            uffd,
-            write_protect,
+            uffd: uffd.descriptor,
+            write_protect: uffd.protects_memory_files,
+            protects_anonymous: uffd.protects_anonymous,
+            choice,
             drops_together: AtomicBool::new(true),
             files: (0..MOST_FILES).map(|_| HostFile::new()).collect(),
             lengths: (0..frames).map(|_| AtomicU16::new(0)).collect(),
@@ -260,9 +338,57 @@ impl Host {
         &self.files[page.key.file() as usize]
     }
 
+    fn anonymous(&self) -> Anonymous<'_> {
+        Anonymous { uffd: self.uffd.as_fd(), protects: self.protects_anonymous }
+    }
+
+    /// Whether stores to clean pages of a file fault.
+    pub(crate) fn protects(&self, file: &HostFile) -> bool {
+        match file.home() {
+            Home::Anonymous(_) => self.protects_anonymous,
+            Home::MemoryFile | Home::None => self.write_protect,
+        }
+    }
+
     /// The page has so many bytes that its file has, too.
     pub(crate) fn set_length_of(&self, page: &Page, bytes: usize) {
         self.lengths[page.frame as usize].store(bytes as u16, Ordering::Relaxed);
+    }
+
+    fn length_of(&self, page: &Page) -> usize {
+        usize::from(self.lengths[page.frame as usize].load(Ordering::Relaxed))
+    }
+
+    /// Puts a mapping of a memory file, which has no bytes yet, where a file's frames were in
+    /// anonymous memory. None is left there.
+    pub(crate) fn replace(
+        &self,
+        from: &Mapped,
+        memory: BorrowedFd<'_>,
+        faults: u64,
+    ) -> Result<(), Errno> {
+        let part = (memory, from.first * PAGE_SIZE as u64);
+        let (bytes, faults) = (from.pages as usize * PAGE_SIZE, (&self.uffd, faults));
+        // SAFETY: the addresses are the place's, whose mapping lives, and there are no frames.
+        unsafe { sys::Mapped::put_at(from.start, bytes, part, from.writable, faults) }
+    }
+
+    /// Copies bytes out of a frame that the thread has pinned.
+    pub(crate) fn load(&self, page: &Page, inside: usize, bytes: &mut [u8]) -> Result<(), Errno> {
+        let file = self.file(page);
+        match file.home() {
+            Home::Anonymous(place) => self.anonymous().load(page, place, inside, bytes),
+            _ => read_fully(file.memory()?, bytes, offset(page) + inside as u64).map(drop),
+        }
+    }
+
+    /// Copies bytes into a frame that the thread has pinned and locked, and whose page is dirty.
+    pub(crate) fn store(&self, page: &Page, inside: usize, bytes: &[u8]) -> Result<(), Errno> {
+        let file = self.file(page);
+        match file.home() {
+            Home::Anonymous(place) => self.anonymous().store(page, place, inside, bytes),
+            _ => write_fully(file.memory()?, bytes, offset(page) + inside as u64),
+        }
     }
 
     /// Makes a page in a buffer what its file should have. The file has `end` bytes of the page
@@ -271,7 +397,7 @@ impl Host {
     /// page has stores of its own, which are not zero.
     fn finish(&self, page: &Page, bytes: &mut [u8], end: usize) -> Result<(), Errno> {
         let file = self.file(page);
-        let length = usize::from(self.lengths[page.frame as usize].load(Ordering::Relaxed));
+        let length = self.length_of(page);
         let mut at = length;
         while at < end {
             let mut appended = [0; 512];
@@ -292,6 +418,47 @@ impl Host {
             write_fully(file.memory()?, &bytes[from..], offset(page) + from as u64)?;
             self.set_length_of(page, end);
         }
+        Ok(())
+    }
+
+    /// Writes a run, which nobody can store to now, to its file, which has `end` bytes.
+    fn write_anonymous(&self, run: &[Page], home: &Place, end: u64) -> Result<(), Errno> {
+        let (start, bytes) = home.mapped().addresses(run).ok_or(Errno::FAULT)?;
+        for (step, page) in run.iter().enumerate() {
+            let inside = end.saturating_sub(offset(page)).min(PAGE_SIZE as u64) as usize;
+            self.finish_in_place(page, start + step * PAGE_SIZE, inside)?;
+        }
+        let bytes = end.saturating_sub(offset(&run[0])).min(bytes as u64) as usize;
+        // SAFETY: the pages are resident, so they are mapped, and they are write-protected.
+        let bytes = unsafe { sys::bytes_at(start, bytes) };
+        self.file(&run[0]).write_pages(bytes, offset(&run[0]))
+    }
+
+    /// Makes a dirty page what its file should have, as `Host::finish` does in a buffer. The page
+    /// is at an address, and the file has `end` bytes of it now.
+    ///
+    /// The program may store to the page meanwhile, as it may to any dirty page: what it stores
+    /// stays, and is written, because the page is protected again before that.
+    fn finish_in_place(&self, page: &Page, address: usize, end: usize) -> Result<(), Errno> {
+        let length = self.length_of(page);
+        if length >= end && end == PAGE_SIZE {
+            return Ok(());
+        }
+        self.anonymous().set_protection(address, PAGE_SIZE, false)?;
+        let mut at = length;
+        while at < end {
+            let mut appended = [0; 512];
+            let part = appended.len().min(end - at);
+            let reader = self.file(page).reader()?;
+            let read = read_fully(reader, &mut appended[..part], offset(page) + at as u64)?;
+            // SAFETY: a dirty page is in a writable mapping, and is mapped for writing now.
+            unsafe { sys::fill_zeros(address + at, &appended[..read]) };
+            at += part;
+        }
+        // SAFETY: as above.
+        unsafe { sys::store_bytes(address + end, &ZEROS[end..]) };
+        self.anonymous().set_protection(address, PAGE_SIZE, true)?;
+        self.set_length_of(page, end);
         Ok(())
     }
 
@@ -332,7 +499,7 @@ impl Host {
             return;
         }
         let mut works = true;
-        for of_one in pages.chunk_by(|one, next| one.key.file() == next.key.file()) {
+        for of_one in by_file(pages) {
             for used in of_file(self.cache, of_one[0].key.file()) {
                 let mut ranges = sys::Ranges::new();
                 for run in runs(of_one) {
@@ -342,6 +509,7 @@ impl Host {
                     if ranges.is_full() {
                         // SAFETY: the place is in use, so its ranges are a memory file's mapping.
                         works &= unsafe { ranges.drop_translations() };
+                        ranges.clear();
                     }
                     ranges.push(start, bytes);
                 }
@@ -381,21 +549,43 @@ impl Host {
         done
     }
 
-    /// Unmaps a range of a place in use: the next access faults.
-    fn drop_translations(start: usize, bytes: usize) {
-        // SAFETY: the place is in use, so the range is a mapping of a memory file.
-        if let Err(Errno::INVAL) = unsafe { sys::drop_translations(start, bytes) } {
-            // The program has locked the range in memory, which the cache cannot honour.
-            let _ = sys::lock(start, bytes, false);
-            // SAFETY: as above.
-            let _ = unsafe { sys::drop_translations(start, bytes) };
+    /// Takes write access to pages of one file away.
+    fn protect_in_memory_file(&self, pages: &[Page]) {
+        self.for_each_range(pages, |place, start, bytes| {
+            if !self.write_protect {
+                if place.mapped().writable {
+                    drop_translations(start, bytes);
+                }
+                return;
+            }
+            while let Err(errno) = sys::write_protect(&self.uffd, start, bytes, true) {
+                if !matches!(errno, Errno::AGAIN | Errno::INTR) {
+                    // The next access faults, and its fault knows what the page is.
+                    drop_translations(start, bytes);
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Frees the memory of pages of one file.
+    fn release_in_memory_file(&self, pages: &[Page]) {
+        let Ok(memory) = self.file(&pages[0]).memory() else { return };
+        self.drop_together(pages);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        for run in runs(pages) {
+            let bytes = (run.len() * PAGE_SIZE) as u64;
+            // This unmaps the pages from all mappings, and flushes, before it frees them.
+            while let Err(Errno::INTR | Errno::AGAIN) =
+                fallocate(memory, flags, offset(&run[0]), bytes)
+            {}
         }
     }
 }
 
-/// The runs of consecutive pages.
-fn runs(pages: &[Page]) -> impl Iterator<Item = &[Page]> {
-    pages.chunk_by(|one, next| one.key.after(1) == Some(next.key))
+/// Pages in order, those of each file together.
+fn by_file(pages: &[Page]) -> impl Iterator<Item = &[Page]> {
+    pages.chunk_by(|one, next| one.key.file() == next.key.file())
 }
 
 fn offset(page: &Page) -> u64 {
@@ -439,7 +629,11 @@ impl Machine for Host {
 
     fn read(&self, run: &[Page], place: Option<&Place>) -> Result<bool, Failure> {
         let file = self.file(&run[0]);
-        let memory = file.memory()?;
+        let home = file.home();
+        if let Home::None = home {
+            // The mapping is going.
+            return Err(Errno::BADF.into());
+        }
         self.with_buffer(|buffer| {
             let bytes = &mut buffer[..run.len() * PAGE_SIZE];
             let length = file.read_pages(bytes, offset(&run[0]))?;
@@ -450,18 +644,26 @@ impl Machine for Host {
             for (step, page) in run.iter().enumerate() {
                 self.set_length_of(page, (length - step * PAGE_SIZE).min(PAGE_SIZE));
             }
+            if let Home::Anonymous(home) = home {
+                self.anonymous().copy_in(run, bytes, home)?;
+                return Ok(place.is_some());
+            }
             let done = place.map_or(0, |place| self.copy_and_map(run, bytes, place));
-            write_fully(memory, &bytes[done..], offset(&run[0]) + done as u64)?;
+            write_fully(file.memory()?, &bytes[done..], offset(&run[0]) + done as u64)?;
             Ok(done == bytes.len())
         })
     }
 
     fn write(&self, run: &[Page]) -> Result<(), Failure> {
         let file = self.file(&run[0]);
-        let (writer, memory) = (file.writer()?, file.memory()?);
+        let writer = file.writer()?;
         // Writing back never makes a file longer: what a truncation cut off stays cut off.
         let _length = file.length.read().unwrap_or_else(PoisonError::into_inner);
         let end = fstat(writer)?.st_size.cast_unsigned();
+        if let Home::Anonymous(place) = file.home() {
+            return Ok(self.write_anonymous(run, place, end)?);
+        }
+        let memory = file.memory()?;
         for part in run.chunks(MOST_PAGES as usize) {
             let start = offset(&part[0]);
             let length = (part.len() * PAGE_SIZE).min(end.saturating_sub(start) as usize);
@@ -479,6 +681,9 @@ impl Machine for Host {
     }
 
     fn map(&self, run: &[Page], place: &Place, writable: bool) -> Result<(), Failure> {
+        if let Home::Anonymous(home) = self.file(&run[0]).home() {
+            return Ok(self.anonymous().map(run, home, writable)?);
+        }
         let mapped = place.mapped();
         if mapped.writable && !writable && !self.write_protect {
             // It would be mapped for writing without being dirty. It is in the cache, which is what
@@ -512,45 +717,41 @@ impl Machine for Host {
     }
 
     fn protect(&self, pages: &[Page]) {
-        self.for_each_range(pages, |place, start, bytes| {
-            if !self.write_protect {
-                if place.mapped().writable {
-                    Self::drop_translations(start, bytes);
-                }
-                return;
+        for of_one in by_file(pages) {
+            match self.file(&of_one[0]).home() {
+                Home::Anonymous(place) => self.anonymous().protect(of_one, place),
+                _ => self.protect_in_memory_file(of_one),
             }
-            while let Err(errno) = sys::write_protect(&self.uffd, start, bytes, true) {
-                if !matches!(errno, Errno::AGAIN | Errno::INTR) {
-                    // The next access faults, and its fault knows what the page is.
-                    Self::drop_translations(start, bytes);
-                    return;
-                }
-            }
-        });
+        }
     }
 
     fn unmap(&self, pages: &[Page]) {
         // Clean pages are mapped for reading at most. They may stay until their memory is released.
         for dirty in pages.chunk_by(|one, next| one.dirty == next.dirty) {
-            if dirty[0].dirty {
-                self.for_each_range(dirty, |_, start, bytes| Self::drop_translations(start, bytes));
+            if !dirty[0].dirty {
+                continue;
+            }
+            for of_one in by_file(dirty) {
+                match self.file(&of_one[0]).home() {
+                    // The frame is where the page is mapped: loads find it until it is released.
+                    Home::Anonymous(place) => self.anonymous().protect(of_one, place),
+                    _ => self.for_each_range(of_one, |_, start, bytes| {
+                        drop_translations(start, bytes);
+                    }),
+                }
             }
         }
     }
 
     fn release(&self, pages: &[Page]) {
-        self.drop_together(pages);
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        for run in runs(pages) {
-            let bytes = (run.len() * PAGE_SIZE) as u64;
-            let Ok(memory) = self.file(&run[0]).memory() else {
-                continue;
-            };
-            // This unmaps the pages from all mappings, and flushes, before it frees them.
-            while let Err(Errno::INTR | Errno::AGAIN) =
-                fallocate(memory, flags, offset(&run[0]), bytes)
-            {}
+        let mut leaving = Leaving::new(&self.drops_together);
+        for of_one in by_file(pages) {
+            match self.file(&of_one[0]).home() {
+                Home::Anonymous(place) => leaving.add(of_one, place),
+                _ => self.release_in_memory_file(of_one),
+            }
         }
+        leaving.drop_all();
     }
 
     fn wait(&self, attempt: u32) {

@@ -58,6 +58,7 @@
 //!   another signal that accesses mappings on an alternate stack (`sigaltstack`) needs one of 48
 //!   KiB, or the process ends with a message.
 
+mod anonymous;
 mod cache;
 mod doctor;
 mod error;
@@ -75,7 +76,7 @@ pub use cache::{Backend, BackendChoice, Cache, Options};
 pub use doctor::{Check, doctor};
 pub use error::{Error, Result};
 pub use mapping::{Access, Mapping, Pin};
-pub use probe::DirtyTracking;
+pub use probe::{DirtyTracking, Frames};
 pub use rustix::io::Errno;
 pub use shared::PolicyChoice;
 pub use vellum_aquila_core::{Advice, Evictor, Frame, Key, Policy, Statistics};

@@ -11,7 +11,7 @@ use vellum_aquila_core::{Access as CoreAccess, Advice, Frame, Key};
 use crate::error::{Error, Result};
 use crate::host::{read_fully, write_fully};
 use crate::kernel::KernelMapping;
-use crate::place::{self, Place};
+use crate::place::Place;
 use crate::shared::{Shared, number_of_advice};
 use crate::{PAGE_SIZE, sys};
 
@@ -69,24 +69,8 @@ impl OwnMapping {
         bytes: usize,
         writable: bool,
     ) -> Result<Self> {
-        let pages = (bytes / PAGE_SIZE) as u64;
-        let number = shared.open(file, writable, (first + pages) * PAGE_SIZE as u64)?;
-        let entered = shared.map_memory(number, first, bytes, writable).and_then(|mapped| {
-            let entry = place::Mapped {
-                start: mapped.start(),
-                pages,
-                first,
-                cache: shared.number(),
-                owner: Arc::as_ptr(shared).expose_provenance(),
-                file: number,
-                writable,
-            };
-            match place::enter(&entry) {
-                Some(place) => Ok((mapped, place)),
-                None => Err(Error::TooMany { doing: "mapping a file", most: place::MOST }),
-            }
-        });
-        match entered {
+        let number = shared.open(file, writable)?;
+        match shared.map(number, (first, bytes), writable) {
             Ok((mapped, place)) => Ok(Self { shared: Arc::clone(shared), place, number, mapped }),
             Err(error) => {
                 shared.close(number);
@@ -112,6 +96,7 @@ impl Drop for OwnMapping {
         }
         {
             let _blocked = sys::BlockedSignals::new();
+            self.shared.leave(self.number, self.place);
             self.place.close();
             // No thread of the cache uses the addresses any more.
             self.mapped.unmap();

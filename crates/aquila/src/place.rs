@@ -10,6 +10,7 @@
 //! generation of the process that entered it, in the same word as the count: places of another
 //! generation are as good as free.
 
+use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use vellum_aquila_core::Page;
@@ -92,6 +93,11 @@ impl Place {
         }
     }
 
+    /// Where it is in the table.
+    pub(crate) fn number(&self) -> usize {
+        (ptr::from_ref(self).addr() - TABLE.as_ptr().addr()) / size_of::<Self>()
+    }
+
     pub(crate) fn advice(&self) -> u32 {
         self.advice.load(Ordering::Relaxed)
     }
@@ -167,6 +173,16 @@ impl Drop for Use {
     }
 }
 
+/// The runs of consecutive pages.
+pub(crate) fn runs(pages: &[Page]) -> impl Iterator<Item = &[Page]> {
+    pages.chunk_by(|one, next| one.key.after(1) == Some(next.key))
+}
+
+/// The place with a number.
+pub(crate) fn numbered(number: usize) -> &'static Place {
+    &TABLE[number]
+}
+
 /// Whether a place's word has a generation.
 fn is_of(users: u64, generation: Generation) -> bool {
     (users & !(OPEN | TAKEN)) >> GENERATION == u64::from(generation)
@@ -236,6 +252,7 @@ mod tests {
         {
             assert_eq!(at(address).map(|(_, page)| page), page, "{address:#x}");
         }
+        assert!(ptr::eq(numbered(place.number()), place));
         assert_eq!(place.mapped().address(6), Some(0x2000));
         assert_eq!((place.mapped().address(4), place.mapped().address(7)), (None, None));
         assert_eq!(of_file(cache, 3).count(), 1);

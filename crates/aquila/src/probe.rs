@@ -26,11 +26,34 @@ pub enum DirtyTracking {
     Mapped,
 }
 
+/// Which memory has the pages of files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Frames {
+    /// Anonymous memory while a file has one mapping and no pin, where that works; otherwise
+    /// memory files.
+    #[default]
+    Auto,
+    /// The same; to map a file is an error where anonymous memory does not work.
+    Anonymous,
+    /// Memory files, always.
+    MemoryFile,
+}
+
+/// A userfaultfd, and what it can.
+#[derive(Debug)]
+pub(crate) struct Userfaultfd {
+    pub(crate) descriptor: OwnedFd,
+    /// Whether stores to clean pages of memory files fault.
+    pub(crate) protects_memory_files: bool,
+    /// The same for anonymous memory.
+    pub(crate) protects_anonymous: bool,
+}
+
 /// Opens a userfaultfd, and says whether stores to clean pages will fault.
 ///
 /// # Errors
 /// [`Error::NoBackend`], with the reason.
-pub(crate) fn open(tracking: DirtyTracking) -> Result<(OwnedFd, bool)> {
+pub(crate) fn open(tracking: DirtyTracking) -> Result<Userfaultfd> {
     let failed = |reason: String| Error::NoBackend { backend: USERFAULTFD, reason };
     let (query, features) = sys::userfaultfd(0).map_err(|errno| failed(refused(errno)))?;
     drop(query);
@@ -38,11 +61,17 @@ pub(crate) fn open(tracking: DirtyTracking) -> Result<(OwnedFd, bool)> {
         let reason = "the kernel has no minor faults for memory files: it needs Linux 5.14";
         return Err(failed(reason.to_owned()));
     }
+    let found = |descriptor, protects_memory_files| {
+        let protects_anonymous =
+            tracking != DirtyTracking::Mapped && protects_anonymous(&descriptor).is_ok();
+        Userfaultfd { descriptor, protects_memory_files, protects_anonymous }
+    };
+    let needed = NEEDED | features & sys::FEATURE_WP;
     if tracking != DirtyTracking::Mapped && features & sys::FEATURE_WP_SHMEM != 0 {
-        let (uffd, _) = sys::userfaultfd(NEEDED | sys::FEATURE_WP_SHMEM)
+        let (uffd, _) = sys::userfaultfd(needed | sys::FEATURE_WP_SHMEM)
             .map_err(|errno| failed(refused(errno)))?;
         match maps_a_page(&uffd, true) {
-            Ok(()) => return Ok((uffd, true)),
+            Ok(()) => return Ok(found(uffd, true)),
             Err(Errno::INVAL) => {} // Linux before 6.4
             Err(errno) => return Err(failed(format!("it does not map a page: {errno}"))),
         }
@@ -51,9 +80,9 @@ pub(crate) fn open(tracking: DirtyTracking) -> Result<(OwnedFd, bool)> {
         let reason = "it cannot map write-protected pages of memory files: it needs Linux 6.4";
         return Err(failed(reason.to_owned()));
     }
-    let (uffd, _) = sys::userfaultfd(NEEDED).map_err(|errno| failed(refused(errno)))?;
+    let (uffd, _) = sys::userfaultfd(needed).map_err(|errno| failed(refused(errno)))?;
     match maps_a_page(&uffd, false) {
-        Ok(()) => Ok((uffd, false)),
+        Ok(()) => Ok(found(uffd, false)),
         Err(errno) => Err(failed(format!("it does not map a page: {errno}"))),
     }
 }
@@ -76,6 +105,15 @@ fn maps_a_page(uffd: &OwnedFd, protected: bool) -> Result<(), Errno> {
     ftruncate(&memory, PAGE_SIZE as u64)?;
     rustix::io::pwrite(&memory, &[1], 0)?;
     let mode = sys::MISSING | sys::MINOR | if protected { sys::WRITE_PROTECT } else { 0 };
-    let range = sys::Mapped::registered(memory.as_fd(), 0, PAGE_SIZE, true, (uffd, mode))?;
+    let memory = Some((memory.as_fd(), 0));
+    let range = sys::Mapped::registered(memory, PAGE_SIZE, true, (uffd, mode))?;
     sys::map_present(uffd, range.start(), PAGE_SIZE, protected).1
+}
+
+/// Makes a write-protected page of anonymous memory with a userfaultfd.
+fn protects_anonymous(uffd: &OwnedFd) -> Result<(), Errno> {
+    let mode = sys::MISSING | sys::WRITE_PROTECT;
+    let range = sys::Mapped::registered(None, PAGE_SIZE, true, (uffd, mode))?;
+    sys::copy_and_map(uffd, range.start(), &[1; PAGE_SIZE], true).1?;
+    sys::write_protect(uffd, range.start(), PAGE_SIZE, false)
 }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::sync::atomic::{AtomicU64 as StdAtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -24,8 +24,9 @@ use vellum_aquila_core::{
 
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
-use crate::host::{Copies, Failure, Host, MOST_FILES, read_fully, write_fully};
-use crate::place::Place;
+use crate::host::{Copies, Failure, Home, Host, HostFile, MOST_FILES};
+use crate::place::{self, Place};
+use crate::probe::{Frames, USERFAULTFD, Userfaultfd};
 use crate::sys::BlockedSignals;
 use crate::{PAGE_SIZE, sys};
 
@@ -169,8 +170,8 @@ impl Shared {
         size: u32,
         capacity: u32,
         policy: PolicyChoice,
-        direct_io: bool,
-        (uffd, write_protect): (OwnedFd, bool),
+        (frames, direct_io): (Frames, bool),
+        uffd: Userfaultfd,
     ) -> Result<Arc<Self>> {
         static NEXT: StdAtomicU64 = StdAtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -190,7 +191,7 @@ impl Shared {
             policy: words(policy_words),
             counters: (0..processors).map(|_| Counters::default()).collect(),
         };
-        let host = Host::new(number, uffd, write_protect, processors, capacity);
+        let host = Host::new(number, uffd, frames, processors, capacity);
         let cell = Cell::new(memory, |memory| {
             let policy = match policy {
                 PolicyChoice::S3Fifo => AnyPolicy::S3Fifo(S3Fifo::new(&memory.policy, capacity)),
@@ -203,10 +204,6 @@ impl Shared {
         Ok(Arc::new(Self { cell, number, direct_io, files: Mutex::default(), generation }))
     }
 
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
     fn core(&self) -> &Core<'_> {
         self.cell.borrow_dependent()
     }
@@ -215,7 +212,11 @@ impl Shared {
         self.core().machine()
     }
 
-    /// Whether stores to clean pages fault.
+    fn file(&self, number: u32) -> &HostFile {
+        &self.host().files[number as usize]
+    }
+
+    /// Whether stores to clean pages fault, however a file is mapped.
     pub(crate) fn write_protects(&self) -> bool {
         self.host().write_protect
     }
@@ -245,7 +246,8 @@ impl Shared {
         let Some(key) = Key::new(mapped.file, page) else {
             return Err(CoreError::Machine(Failure::BeyondEnd));
         };
-        let file = &self.host().files[mapped.file as usize];
+        let file = self.file(mapped.file);
+        let _stays = file.stay();
         let plan = file.pattern.plan(page, advice_of(place.advice()));
         let end = file.pages().min(mapped.first + mapped.pages);
         let ahead = plan.ahead.min(end.saturating_sub(page + 1).min(u64::from(MOST_PAGES)) as u32);
@@ -259,7 +261,9 @@ impl Shared {
     /// The access for which a page must be mapped at a place. Without write protection every page
     /// in a writable mapping counts as dirty.
     fn access(&self, place: &Place, is_store: bool) -> Access {
-        let counts = is_store || (!self.write_protects() && place.mapped().writable);
+        let mapped = place.mapped();
+        let protects = self.host().protects(self.file(mapped.file));
+        let counts = is_store || (!protects && mapped.writable);
         if counts { Access::Write } else { Access::Read }
     }
 
@@ -269,9 +273,8 @@ impl Shared {
         self.files.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Gives a number to a file, or finds the one that it has: one more mapping uses it. Pages up
-    /// to `end` of its memory file can be mapped.
-    pub(crate) fn open(&self, file: &File, writes: bool, end: u64) -> Result<u32> {
+    /// Gives a number to a file, or finds the one that it has: one more mapping uses it.
+    pub(crate) fn open(&self, file: &File, writes: bool) -> Result<u32> {
         let doing = "mapping a file";
         let failed = |errno| Error::of(doing, errno);
         let _blocked = self.enter()?;
@@ -295,29 +298,18 @@ impl Shared {
                 let is_free = |number: &u32| files.values().all(|other| other.number != *number);
                 let number = (0..MOST_FILES as u32).find(is_free);
                 let number = number.ok_or(Error::TooMany { doing, most: MOST_FILES })?;
-                let memory = memfd_create("vellum-aquila", MemfdFlags::CLOEXEC);
-                let memory = memory.map_err(failed)?;
-                self.host().files[number as usize].open(copy()?, memory);
+                self.host().files[number as usize].open(copy()?);
                 files.insert(inode, Opened { number, mappings: 0 });
                 number
             }
         };
-        let host = &self.host().files[number as usize];
+        let host = self.file(number);
         let prepared = (|| {
             // No superfluous copy: closing it would end the process' `fcntl` locks of the file.
             if writes && host.writer().is_err() {
                 host.open_for_writing(copy()?);
             }
             host.look().map_err(failed)?;
-            let memory = host.memory().map_err(failed)?;
-            if fstat(memory).map_err(failed)?.st_size.cast_unsigned() < end {
-                // Beyond the limit the call would end the process by SIGXFSZ.
-                let limit = getrlimit(Resource::Fsize).current;
-                if let Some(limit) = limit.filter(|limit| *limit < end) {
-                    return Err(Error::FileSizeLimit { doing, limit });
-                }
-                ftruncate(memory, end).map_err(failed)?;
-            }
             Ok(())
         })();
         if let Some(opened) = files.get_mut(&inode) {
@@ -355,24 +347,136 @@ impl Shared {
         files.remove(&inode);
     }
 
-    /// Maps a part of a file's memory file, whose faults the cache handles from now on.
-    pub(crate) fn map_memory(
-        &self,
+    // Mappings, and where frames are.
+
+    /// Maps a part of a file, and enters the mapping in the table: the cache handles its faults
+    /// from now on.
+    pub(crate) fn map(
+        self: &Arc<Self>,
         number: u32,
-        first: u64,
-        bytes: usize,
+        (first, bytes): (u64, usize),
         writable: bool,
-    ) -> Result<sys::Mapped> {
-        let failed = |errno| Error::of("mapping a file", errno);
+    ) -> Result<(sys::Mapped, &'static Place)> {
+        let _blocked = self.enter()?;
+        let (host, file) = (self.host(), self.file(number));
+        let _alone = file.stop();
+        let entry = place::Mapped {
+            start: 0,
+            pages: (bytes / PAGE_SIZE) as u64,
+            first,
+            cache: self.number,
+            owner: Arc::as_ptr(self).expose_provenance(),
+            file: number,
+            writable,
+        };
+        // Without write protection a page is accessible only when it is dirty: it comes too early.
+        let may_be_anonymous = host.protects_anonymous || !writable;
+        match (file.home(), host.choice) {
+            (Home::None, Frames::Anonymous) if !may_be_anonymous => {
+                let reason = "anonymous memory cannot be write-protected here".to_owned();
+                return Err(Error::NoBackend { backend: USERFAULTFD, reason });
+            }
+            (Home::None, Frames::Auto | Frames::Anonymous) if may_be_anonymous => {
+                match self.map_at_once(None, bytes, &entry) {
+                    // Private memory counts for limits that shared memory does not count for.
+                    Err(Error::NoMemory { .. }) if host.choice == Frames::Auto => {}
+                    mapped => {
+                        let (mapped, place) = mapped?;
+                        file.live_at(place);
+                        return Ok((mapped, place));
+                    }
+                }
+            }
+            _ => {}
+        }
+        let end = (first + entry.pages) * PAGE_SIZE as u64;
+        self.need_memory_file(number, end, "mapping a file")?;
+        let memory = file.memory().map_err(|errno| Error::of("mapping a file", errno))?;
+        self.map_at_once(Some((memory, first * PAGE_SIZE as u64)), bytes, &entry)
+    }
+
+    /// Maps memory, and enters it in the table.
+    fn map_at_once(
+        &self,
+        memory: Option<(BorrowedFd<'_>, u64)>,
+        bytes: usize,
+        entry: &place::Mapped,
+    ) -> Result<(sys::Mapped, &'static Place)> {
+        let doing = "mapping a file";
+        let faults = (&self.host().uffd, self.faults(memory.is_some()));
+        let mapped = sys::Mapped::registered(memory, bytes, entry.writable, faults);
+        let mapped = mapped.map_err(|errno| Error::of(doing, errno))?;
+        let entry = place::Mapped { start: mapped.start(), ..*entry };
+        let place = place::enter(&entry);
+        let place = place.ok_or(Error::TooMany { doing, most: place::MOST })?;
+        Ok((mapped, place))
+    }
+
+    /// The faults that mappings are registered for.
+    fn faults(&self, of_memory_file: bool) -> u64 {
         let host = self.host();
-        let memory = host.files[number as usize].memory().map_err(failed)?;
-        let offset = first * PAGE_SIZE as u64;
-        let protect = if host.write_protect { sys::WRITE_PROTECT } else { 0 };
-        let faults = (&host.uffd, sys::MISSING | sys::MINOR | protect);
-        let mapped = sys::Mapped::registered(memory, offset, bytes, writable, faults);
-        let mapped = mapped.map_err(failed)?;
-        mapped.is_not_inherited().map_err(failed)?;
-        Ok(mapped)
+        let (protects, kinds) = match of_memory_file {
+            true => (host.write_protect, sys::MISSING | sys::MINOR),
+            false => (host.protects_anonymous, sys::MISSING),
+        };
+        kinds | if protects { sys::WRITE_PROTECT } else { 0 }
+    }
+
+    /// Has the frames of a file in a memory file from now on, of which pages up to `end` can be
+    /// mapped. The caller has stopped the file.
+    fn need_memory_file(&self, number: u32, end: u64, doing: &'static str) -> Result<()> {
+        let failed = |errno| Error::of(doing, errno);
+        let (host, file) = (self.host(), self.file(number));
+        let from = match file.home() {
+            Home::Anonymous(place) => Some(place.mapped()),
+            Home::None | Home::MemoryFile => None,
+        };
+        let page = PAGE_SIZE as u64;
+        let end = end.max(from.map_or(0, |from| (from.first + from.pages) * page));
+        // Beyond the limit the call would end the process by SIGXFSZ.
+        let check_limit = || match getrlimit(Resource::Fsize).current {
+            Some(limit) if limit < end => Err(Error::FileSizeLimit { doing, limit }),
+            _ => Ok(()),
+        };
+        if matches!(file.home(), Home::MemoryFile) {
+            let memory = file.memory().map_err(failed)?;
+            if fstat(memory).map_err(failed)?.st_size.cast_unsigned() < end {
+                check_limit()?;
+                ftruncate(memory, end).map_err(failed)?;
+            }
+            return Ok(());
+        }
+        check_limit()?;
+        let memory = memfd_create("vellum-aquila", MemfdFlags::CLOEXEC).map_err(failed)?;
+        if let Some(from) = from {
+            // No thread brings pages in, so none is left.
+            let (evicted, result) = self.core().evict_range(every_page(number), false);
+            result.map_err(|failure| error(doing, CoreError::Machine(failure)))?;
+            if evicted.stay > 0 {
+                return Err(Error::Full { doing });
+            }
+            // Accesses wait: the memory file ends before them until it is registered.
+            host.replace(&from, memory.as_fd(), self.faults(true)).map_err(failed)?;
+        }
+        ftruncate(&memory, end).map_err(failed)?;
+        file.live_in(memory);
+        Ok(())
+    }
+
+    /// The mapping of a file at a place is about to go. Frames that are there leave, after they
+    /// were written back; what cannot be written is lost.
+    pub(crate) fn leave(&self, number: u32, place: &Place) {
+        let file = self.file(number);
+        let _alone = file.stop();
+        if !matches!(file.home(), Home::Anonymous(home) if std::ptr::eq(home, place)) {
+            return;
+        }
+        let (evicted, _) = self.core().evict_range(every_page(number), false);
+        if evicted.stay > 0 {
+            // They could not be written: `Mapping::close` has said so, if it was called.
+            let _ = self.core().evict_range(every_page(number), true);
+        }
+        file.live_nowhere();
     }
 
     // Pages of a file.
@@ -386,10 +490,12 @@ impl Shared {
     ) -> Result<()> {
         let doing = if durable { "syncing a file" } else { "writing pages back" };
         let _blocked = self.enter()?;
+        let stays = self.file(number).stay();
         self.core()
             .write_back(keys(number, pages))
             .map_err(|failure| error(doing, CoreError::Machine(failure)))?;
-        let file = &self.host().files[number as usize];
+        drop(stays);
+        let file = self.file(number);
         if !durable || file.writer().is_err() {
             return Ok(());
         }
@@ -403,6 +509,7 @@ impl Shared {
     /// Evicts pages. Returns how many have left.
     pub(crate) fn evict(&self, number: u32, pages: RangeInclusive<u64>) -> Result<u64> {
         let _blocked = self.enter()?;
+        let _stays = self.file(number).stay();
         let (evicted, result) = self.core().evict_range(keys(number, pages), false);
         result.map_err(|failure| error("evicting pages", CoreError::Machine(failure)))?;
         Ok(evicted.pages)
@@ -413,7 +520,7 @@ impl Shared {
         let doing = "prefetching pages";
         drop(self.enter()?);
         let number = place.mapped().file;
-        let file = &self.host().files[number as usize];
+        let file = self.file(number);
         let length = file.look().map_err(|errno| Error::of(doing, errno))?;
         let end = (*pages.end() + 1).min(length.div_ceil(PAGE_SIZE as u64));
         let most = u64::from(self.core().size());
@@ -424,6 +531,7 @@ impl Shared {
             let key = key(number, start + done);
             // Signals wait for one run at most.
             let _blocked = self.enter()?;
+            let _stays = file.stay();
             let mapped = self.core().populate(key, ahead as u32, place);
             done += u64::from(mapped.map_err(|failed| error(doing, failed))?);
         }
@@ -431,10 +539,24 @@ impl Shared {
     }
 
     pub(crate) fn pin(&self, place: &Place, page: u64, writes: bool) -> Result<(Frame, Access)> {
+        let doing = "pinning pages";
         let _blocked = self.enter()?;
+        let number = place.mapped().file;
+        let file = self.file(number);
+        let stays = loop {
+            let stays = file.stay();
+            if matches!(file.home(), Home::MemoryFile) {
+                break stays;
+            }
+            drop(stays);
+            // Pinned pages could not move any more when a second mapping comes.
+            let _alone = file.stop();
+            self.need_memory_file(number, 0, doing)?;
+        };
         let access = self.access(place, writes);
-        let frame = self.core().pin(key(place.mapped().file, page), access, place);
-        Ok((frame.map_err(|failed| error("pinning pages", failed))?, access))
+        let frame = self.core().pin(key(number, page), access, place);
+        drop(stays);
+        Ok((frame.map_err(|failed| error(doing, failed))?, access))
     }
 
     pub(crate) fn unpin(&self, frame: Frame, access: Access) {
@@ -447,7 +569,7 @@ impl Shared {
     /// nothing of the cache is locked or pinned while it is written.
     pub(crate) fn read_at(&self, number: u32, bytes: &mut [u8], offset: u64) -> Result<()> {
         let doing = "reading a mapped file";
-        let file = &self.host().files[number as usize];
+        let file = self.file(number);
         let mut bounce = [0; PAGE_SIZE];
         self.check_end(number, bytes.len(), offset, doing)?;
         let mut at = offset;
@@ -460,7 +582,8 @@ impl Shared {
             {
                 let _blocked = self.enter()?;
                 let key = key(number, at / PAGE_SIZE as u64);
-                let read = |_| read_fully(file.memory()?, copy, at);
+                let _stays = file.stay();
+                let read = |page| self.host().load(&page, inside, copy);
                 let result = self.core().with_page(key, 0, Access::Read, read);
                 result
                     .map_err(|failed| error(doing, failed))?
@@ -476,7 +599,7 @@ impl Shared {
     /// Copies bytes into the cache. The source may be in a mapping of the cache.
     pub(crate) fn write_at(&self, number: u32, bytes: &[u8], offset: u64) -> Result<()> {
         let doing = "writing a mapped file";
-        let file = &self.host().files[number as usize];
+        let file = self.file(number);
         file.writer().map_err(|errno| Error::of(doing, errno))?;
         self.check_end(number, bytes.len(), offset, doing)?;
         let mut bounce = [0; PAGE_SIZE];
@@ -488,7 +611,8 @@ impl Shared {
             bounce[..part.len()].copy_from_slice(part);
             let _blocked = self.enter()?;
             let key = key(number, at / PAGE_SIZE as u64);
-            let write = |_| write_fully(file.memory()?, &bounce[..part.len()], at);
+            let _stays = file.stay();
+            let write = |page| self.host().store(&page, inside, &bounce[..part.len()]);
             let result = self.core().with_page(key, 0, Access::Write, write);
             result
                 .map_err(|failed| error(doing, failed))?
@@ -500,7 +624,7 @@ impl Shared {
     }
 
     fn check_end(&self, number: u32, bytes: usize, at: u64, doing: &'static str) -> Result<()> {
-        let file = &self.host().files[number as usize];
+        let file = self.file(number);
         let length = file.look().map_err(|errno| Error::of(doing, errno))?;
         let is_inside = at.checked_add(bytes as u64).is_some_and(|end| end <= length);
         if is_inside { Ok(()) } else { Err(Error::BeyondEnd { doing }) }
@@ -529,7 +653,8 @@ impl Shared {
 
     fn set_length_of(&self, number: u32, descriptor: &File, length: u64) -> Result<()> {
         let failed = |errno| Error::of(DOING_LENGTH, errno);
-        let file = &self.host().files[number as usize];
+        let file = self.file(number);
+        let _stays = file.stay();
         let before = file.look().map_err(failed)?;
         if before < length {
             // What was stored beyond the end is not in the file.
@@ -554,15 +679,26 @@ impl Shared {
 
     /// Fills the rest of the last page of a file with zeros, which show if it becomes longer again.
     fn clear_end(&self, number: u32, length: u64) -> Result<()> {
-        let file = &self.host().files[number as usize];
+        let file = self.file(number);
         let inside = length as usize % PAGE_SIZE;
         let page = length / PAGE_SIZE as u64;
         if inside == 0 || page >= Key::PAGES {
             return Ok(());
         }
+        match file.home() {
+            // The cache does not have the page.
+            Home::None => return Ok(()),
+            Home::Anonymous(place) if place.mapped().address(page).is_none() => return Ok(()),
+            // It is clean, and is read with its new end.
+            Home::Anonymous(place) if !place.mapped().writable => {
+                let (_, result) = self.core().evict_range(keys(number, page..=page), false);
+                return result.map_err(|failure| error(DOING_LENGTH, CoreError::Machine(failure)));
+            }
+            _ => {}
+        }
         let zeros = [0; PAGE_SIZE];
         let write = |page| {
-            write_fully(file.memory()?, &zeros[inside..], length)?;
+            self.host().store(&page, inside, &zeros[inside..])?;
             // From now on the page ends as the file does.
             self.host().set_length_of(&page, inside);
             Ok::<_, Errno>(())

@@ -74,16 +74,13 @@ const SMALL_STACK: &str = "vellum-aquila: a signal handler faulted in a mapping 
 
 /// Whether the handler runs on an alternate stack (`sigaltstack`) that is too small: it has
 /// interrupted another handler that runs there.
-fn is_on_a_small_stack() -> bool {
+fn is_on_a_small_stack(context: *mut libc::c_void) -> bool {
     let here = 0_u8;
-    // SAFETY: the structure is plain data, which the call fills.
-    let stack = unsafe {
-        let mut stack = MaybeUninit::<libc::stack_t>::zeroed().assume_init();
-        libc::sigaltstack(ptr::null(), &raw mut stack);
-        stack
-    };
-    let left = (&raw const here).addr().saturating_sub(stack.ss_sp.addr());
-    stack.ss_flags & libc::SS_ONSTACK != 0 && left < STACK
+    // SAFETY: the kernel gives a handler the thread's alternate stack.
+    let stack = unsafe { (*context.cast::<libc::ucontext_t>()).uc_stack };
+    let left = (&raw const here).addr().checked_sub(stack.ss_sp.addr());
+    let is_there = |left: usize| left < stack.ss_size && left < STACK;
+    stack.ss_flags & libc::SS_DISABLE == 0 && left.is_some_and(is_there)
 }
 
 /// The handler.
@@ -97,7 +94,8 @@ extern "C" fn on_sigbus(
         let blocked = sys::BlockedSignals::new();
         // SAFETY: the kernel gives a handler both structures.
         let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-        if code == libc::BUS_ADRERR && is_on_a_small_stack() && place::at(address).is_some() {
+        if code == libc::BUS_ADRERR && is_on_a_small_stack(context) && place::at(address).is_some()
+        {
             // Going on would overwrite what is below the stack.
             // SAFETY: if the program has closed it, the call fails.
             let stderr = unsafe { sys::borrow(libc::STDERR_FILENO) };
@@ -155,7 +153,7 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
         libc::SIG_IGN => {}
         handler => {
             // The mask of the code that called this handler comes back afterwards.
-            let _mask = sys::BlockedSignals::new();
+            let _mask = sys::BlockedSignals::for_changes();
             set_mask(previous, context);
             // SAFETY: the address is the one of a handler of the kind that the flag tells.
             unsafe {

@@ -3,11 +3,11 @@
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use rustix::io::{Errno, Result};
 use rustix::ioctl::{self, Opcode, Updater, opcode};
-use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MsyncFlags, ProtFlags};
+use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, MsyncFlags, ProtFlags};
 
 use crate::PAGE_SIZE;
 
@@ -25,6 +25,8 @@ pub(crate) const WRITE_PROTECT: u64 = 1 << 1;
 /// Register for pages that the memory file has and that are not mapped.
 pub(crate) const MINOR: u64 = 1 << 2;
 
+/// Write-protected pages of anonymous memory.
+pub(crate) const FEATURE_WP: u64 = 1 << 0;
 /// A fault that is not resolved is SIGBUS for the faulting thread.
 pub(crate) const FEATURE_SIGBUS: u64 = 1 << 7;
 /// Missing pages of memory files.
@@ -140,8 +142,9 @@ pub(crate) fn map_present(
     (usize::try_from(command.mapped).unwrap_or(0), result)
 }
 
-/// Makes new pages of a memory file with these bytes, and maps them where the file is mapped, for
-/// reading only if `protected`. Returns the bytes of these pages, and the error that ended it.
+/// Makes new pages with these bytes, of the memory file that is mapped there or of anonymous
+/// memory, and maps them, for reading only if `protected`. Returns the bytes of these pages, and
+/// the error that ended it.
 pub(crate) fn copy_and_map(
     uffd: impl AsFd,
     start: usize,
@@ -174,7 +177,11 @@ pub(crate) fn write_protect(
     unsafe { ioctl::ioctl(uffd, Updater::<PROTECT_COMMAND, WriteProtect>::new(&mut command)) }
 }
 
-/// A shared mapping of a file, unmapped when it is dropped.
+/// Memory for which no swap space is reserved.
+const SHARED: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);
+const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
+
+/// A shared mapping of a file, or anonymous memory, unmapped when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     start: usize,
@@ -185,39 +192,80 @@ impl Mapped {
     /// Maps a part of a file where the kernel chooses.
     pub(crate) fn new(file: impl AsFd, offset: u64, bytes: usize, writable: bool) -> Result<Self> {
         let rights = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: without an address the kernel takes addresses that no mapping uses.
-        let base = unsafe { mm::mmap(ptr::null_mut(), bytes, rights, flags, file, offset)? };
+        let base = unsafe { mm::mmap(ptr::null_mut(), bytes, rights, SHARED, file, offset)? };
         Ok(Self { start: base.expose_provenance(), bytes })
     }
 
-    /// Maps a part of a memory file, whose faults userfaultfd reports from the first access on.
+    /// Maps a part of a memory file, or anonymous memory, whose faults userfaultfd reports from the
+    /// first access on. The children of this process do not have it.
     ///
     /// Until then there is no access: a program that locks all its memory (`mlockall`) has the
     /// kernel fault the pages of each new mapping in, which would make empty pages.
     pub(crate) fn registered(
-        file: impl AsFd,
-        offset: u64,
+        memory: Option<(BorrowedFd<'_>, u64)>,
         bytes: usize,
         writable: bool,
         (uffd, mode): (impl AsFd, u64),
     ) -> Result<Self> {
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         let (none, null) = (ProtFlags::empty(), ptr::null_mut());
         // SAFETY: without an address the kernel takes addresses that no mapping uses.
-        let base = unsafe { mm::mmap(null, bytes, none, flags, file, offset)? };
+        let base = unsafe {
+            match memory {
+                Some((file, offset)) => mm::mmap(null, bytes, none, SHARED, file, offset)?,
+                None => mm::mmap_anonymous(null, bytes, none, PRIVATE)?,
+            }
+        };
         let mapped = Self { start: base.expose_provenance(), bytes };
-        // A kernel without huge pages does not know the advice.
-        // SAFETY: the range is this mapping, and no contents change.
-        let _ = unsafe { advise(mapped.start, bytes, Advice::LinuxNoHugepage) };
-        // What is locked would be faulted in as soon as it is accessible.
-        let _ = lock(mapped.start, bytes, false);
+        mapped.prepare()?;
         register(uffd, mapped.start, bytes, mode)?;
         let read = MprotectFlags::READ;
         let rights = if writable { read | MprotectFlags::WRITE } else { read };
         // SAFETY: the mapping is new, and no reference to it exists.
         unsafe { mm::mprotect(base, bytes, rights)? };
         Ok(mapped)
+    }
+
+    /// Says what a new mapping is not.
+    fn prepare(&self) -> Result<()> {
+        self.is_not_inherited()?;
+        // Kernels may be built without huge pages, and without merged pages. A merged page forgets
+        // that it is write-protected.
+        // SAFETY: the range is this mapping, and no contents change.
+        unsafe {
+            let _ = advise(self.start, self.bytes, Advice::LinuxNoHugepage);
+            let _ = advise(self.start, self.bytes, Advice::LinuxUnmergeable);
+        }
+        // What is locked would be faulted in as soon as it is accessible.
+        let _ = lock(self.start, self.bytes, false);
+        Ok(())
+    }
+
+    /// Puts a mapping of a memory file, which has no bytes yet, at the addresses of a mapping, in
+    /// one step: a thread that accesses them has SIGBUS before, at and after that. What was there
+    /// is gone.
+    ///
+    /// # Safety
+    /// The caller owns the addresses, and no byte there is needed any more.
+    pub(crate) unsafe fn put_at(
+        start: usize,
+        bytes: usize,
+        (file, offset): (BorrowedFd<'_>, u64),
+        writable: bool,
+        (uffd, mode): (impl AsFd, u64),
+    ) -> Result<()> {
+        let rights = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: without an address the kernel takes addresses that no mapping uses.
+        let base = unsafe { mm::mmap(ptr::null_mut(), bytes, rights, SHARED, file, offset)? };
+        let mut mapped = Self { start: base.expose_provenance(), bytes };
+        // A child that is forked from now on must not have it either.
+        mapped.prepare()?;
+        let target = ptr::with_exposed_provenance_mut(start);
+        // SAFETY: the mapping that moves is new, and the caller promises the rest.
+        unsafe { mm::mremap_fixed(base, bytes, bytes, MremapFlags::MAYMOVE, target)? };
+        mapped.forget();
+        // A mapping that moves is no longer registered.
+        register(uffd, start, bytes, mode)
     }
 
     /// Its first address.
@@ -271,10 +319,11 @@ impl Drop for Mapped {
     }
 }
 
-/// Drops the translations of a range that maps a file: the next access faults.
+/// Drops the translations of a range that maps a file: the next access faults. Drops the pages of a
+/// range of anonymous memory.
 ///
 /// # Safety
-/// The range is a shared mapping of a file, which the caller owns: so no contents are lost.
+/// The caller owns the range, and needs no byte of anonymous memory there any more.
 pub(crate) unsafe fn drop_translations(start: usize, bytes: usize) -> Result<()> {
     let start = ptr::with_exposed_provenance_mut(start);
     // SAFETY: the caller's promise.
@@ -309,13 +358,27 @@ impl Ranges {
         self.count += 1;
     }
 
-    /// Drops the translations of all, and forgets the ranges. Returns whether it did: before Linux
-    /// 6.13 a process may not do that to itself.
+    /// The ranges: the first address and the bytes of each.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, usize)> {
+        let ranges = &self.ranges[..self.count];
+        ranges.iter().map(|range| (range.iov_base.addr(), range.iov_len))
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.count = 0;
+    }
+
+    pub(crate) fn has_several(&self) -> bool {
+        self.count > 1
+    }
+
+    /// Drops the translations of all. Returns whether it did: before Linux 6.13 a process may not
+    /// do that to itself.
     ///
     /// # Safety
-    /// The ranges are in shared mappings of files, which the caller owns: no contents are lost.
-    pub(crate) unsafe fn drop_translations(&mut self) -> bool {
-        let count = std::mem::take(&mut self.count);
+    /// As for [`drop_translations`], of all ranges.
+    pub(crate) unsafe fn drop_translations(&self) -> bool {
+        let count = self.count;
         let bytes: usize = self.ranges[..count].iter().map(|range| range.iov_len).sum();
         if count == 0 {
             return true;
@@ -329,10 +392,10 @@ impl Ranges {
     }
 }
 
-/// Advice that changes no contents of a shared mapping of a file.
+/// Advice that changes no contents of a mapping.
 ///
 /// # Safety
-/// The caller owns the range, which is a shared mapping of a file.
+/// The caller owns the range, and with this advice the kernel leaves contents as they are.
 pub(crate) unsafe fn advise(start: usize, bytes: usize, advice: Advice) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { mm::madvise(ptr::with_exposed_provenance_mut(start), bytes, advice) }
@@ -380,25 +443,125 @@ pub(crate) fn shared_word(word: *mut AtomicU64) -> Option<&'static AtomicU64> {
     unsafe { word.as_ref() }
 }
 
+/// Copies bytes out of mapped memory, to which other threads may store meanwhile.
+///
+/// # Safety
+/// The range is mapped, and an access causes no fault that somebody must handle.
+pub(crate) unsafe fn load_bytes(from: usize, to: &mut [u8]) {
+    for (at, bytes) in pieces(from, to.len()) {
+        let address = from + at;
+        // SAFETY: the caller's promise; words are aligned, and all accesses are atomic.
+        unsafe {
+            match bytes {
+                WORD => {
+                    let word = AtomicU64::from_ptr(ptr::with_exposed_provenance_mut(address));
+                    let word = u64::from_le(word.load(Ordering::Relaxed));
+                    to[at..at + WORD].copy_from_slice(&word.to_le_bytes());
+                }
+                _ => {
+                    let byte = AtomicU8::from_ptr(ptr::with_exposed_provenance_mut(address));
+                    to[at] = byte.load(Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
+
+/// Copies bytes into mapped memory, to which other threads may store meanwhile.
+///
+/// # Safety
+/// As for [`load_bytes`]; the range is mapped for writing.
+pub(crate) unsafe fn store_bytes(to: usize, from: &[u8]) {
+    for (at, bytes) in pieces(to, from.len()) {
+        let address = to + at;
+        // SAFETY: as above.
+        unsafe {
+            match from[at..at + bytes].try_into().map(u64::from_le_bytes) {
+                Ok(word) => AtomicU64::from_ptr(ptr::with_exposed_provenance_mut(address))
+                    .store(word.to_le(), Ordering::Relaxed),
+                Err(_) => AtomicU8::from_ptr(ptr::with_exposed_provenance_mut(address))
+                    .store(from[at], Ordering::Relaxed),
+            }
+        }
+    }
+}
+
+/// Stores those bytes to mapped memory that are zero there, in one step for each.
+///
+/// # Safety
+/// As for [`store_bytes`].
+pub(crate) unsafe fn fill_zeros(to: usize, from: &[u8]) {
+    for (at, new) in from.iter().enumerate() {
+        // SAFETY: as above.
+        let byte = unsafe { AtomicU8::from_ptr(ptr::with_exposed_provenance_mut(to + at)) };
+        let _ = byte.compare_exchange(0, *new, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+const WORD: usize = size_of::<u64>();
+
+/// The aligned words of a range of addresses, and its other bytes: the distance of each from the
+/// beginning, and how many bytes it has.
+fn pieces(start: usize, bytes: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let is_word = (start + at).is_multiple_of(WORD) && bytes - at >= WORD;
+        let piece = (at, if is_word { WORD } else { 1 });
+        let is_left = at < bytes;
+        at += piece.1;
+        is_left.then_some(piece)
+    })
+}
+
+/// The bytes at addresses.
+///
+/// # Safety
+/// The range is mapped for reading as long as the result is used, and no thread changes it.
+pub(crate) unsafe fn bytes_at<'a>(start: usize, bytes: usize) -> &'a [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(start), bytes) }
+}
+
 /// Signals of this thread, blocked until this is dropped.
-pub(crate) struct BlockedSignals(libc::sigset_t);
+///
+/// In the handler of SIGBUS they are blocked already, as a rule: then there is nothing to undo,
+/// which saves a call for each fault.
+pub(crate) struct BlockedSignals(Option<libc::sigset_t>);
 
 impl BlockedSignals {
     pub(crate) fn new() -> Self {
+        let (all, old) = Self::block();
+        // SAFETY: sets are longer than a word, and have a bit for each signal, from the first on.
+        let bits = |set: &libc::sigset_t| unsafe { ptr::from_ref(set).cast::<u64>().read() };
+        let is_changed = bits(&all) & !bits(&old) != 0;
+        Self(is_changed.then_some(old))
+    }
+
+    /// The same for code that changes the mask itself meanwhile.
+    pub(crate) fn for_changes() -> Self {
+        Self(Some(Self::block().1))
+    }
+
+    /// Blocks all signals. Returns those that can be blocked, and those that were.
+    fn block() -> (libc::sigset_t, libc::sigset_t) {
         // SAFETY: the sets are plain data, which the calls fill.
         unsafe {
             let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&raw mut all);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-            Self(old)
+            libc::sigdelset(&raw mut all, libc::SIGKILL);
+            libc::sigdelset(&raw mut all, libc::SIGSTOP);
+            (all, old)
         }
     }
 }
 
 impl Drop for BlockedSignals {
     fn drop(&mut self) {
-        // SAFETY: the set is the one that the call filled.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
+        if let Some(old) = &self.0 {
+            // SAFETY: the set is the one that the call filled.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old, ptr::null_mut()) };
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use common::{Fixture, address, cache, load, pattern, store, word_in};
 use vellum_aquila::{
-    Access, Backend, BackendChoice, Error, Evictor, Frame, Key, Mapping, PAGE_SIZE, Policy,
+    Access, Backend, BackendChoice, Error, Evictor, Frame, Frames, Key, Mapping, PAGE_SIZE, Policy,
     PolicyChoice,
 };
 use vellum_testing::own_process;
@@ -709,16 +709,64 @@ fn a_limit_of_file_sizes_is_an_error() {
     }
     let fixture = Fixture::new();
     let file = fixture.file(16);
-    let cache = cache(8);
     let bytes = 8 * PAGE_SIZE as u64;
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
     // SAFETY: the call reads the structure.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+    let cache = common::options(8).frames(Frames::MemoryFile).build().unwrap();
     let error = cache.map(&file, .., Access::Read).unwrap_err();
     assert!(matches!(error, Error::FileSizeLimit { .. }), "{error}");
     let mapping = cache.map(&file, ..bytes, Access::ReadWrite).unwrap();
     (0..8).for_each(|page| store(&mapping, page, 0, 5));
     mapping.sync().unwrap();
+    drop(mapping);
+    // Anonymous memory has no such limit, until it is to become a memory file.
+    let cache = common::options(8).frames(Frames::Anonymous).build().unwrap();
+    let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+    store(&mapping, 3, 0, 6);
+    let errors = [
+        cache.map(&file, ..bytes, Access::Read).map(drop).unwrap_err(),
+        mapping.pin(.., Access::Read).map(drop).unwrap_err(),
+    ];
+    let is_limit = |error: &Error| matches!(error, Error::FileSizeLimit { .. });
+    assert!(errors.iter().all(is_limit), "{errors:?}");
+    assert_eq!(load(&mapping, 3, 0), 6);
+    (8..16).for_each(|page| assert_eq!(load(&mapping, page, 0), pattern(page)));
+}
+
+#[test]
+fn a_limit_of_private_memory_leads_to_a_memory_file() {
+    if !own_process::entered("a_limit_of_private_memory_leads_to_a_memory_file") {
+        return;
+    }
+    let limit = libc::rlimit { rlim_cur: 1 << 30, rlim_max: 1 << 30 };
+    // SAFETY: the call reads the structure.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) }, 0);
+    let fixture = Fixture::new();
+    let file = fixture.file(4);
+    let map = |frames| {
+        let cache = common::options(8).frames(frames).build().unwrap();
+        cache.map(&file, ..2 << 30, Access::ReadWrite)
+    };
+    let error = map(Frames::Anonymous).unwrap_err();
+    assert!(matches!(error, Error::NoMemory { .. }), "{error}");
+    let mapping = map(Frames::Auto).unwrap();
+    assert_eq!(common::memory_files().0, 1);
+    store(&mapping, 3, 0, 5);
+    mapping.sync().unwrap();
+    assert_eq!(word_in(&file, 3), 5);
+}
+
+#[test]
+fn everything_here_holds_with_memory_files_too() {
+    if std::env::var_os(common::MEMORY_FILES).is_some() {
+        return;
+    }
+    // The tests above use anonymous memory, because their files have one mapping.
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    let output = program.env(common::MEMORY_FILES, "yes").output().unwrap();
+    println!("{}", text(&output));
+    assert!(output.status.success() && text(&output).contains("test result: ok"), "{output:?}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ fn the_doctor_says_what_works() {
     assert!(said.contains("kernel: works (mmap: "), "{said}");
     let value: Value = serde_json::from_slice(&ok(&["aquila", "doctor", "--json"])).unwrap();
     let backends = value["backends"].as_array().unwrap();
-    assert_eq!(backends.len(), 3);
+    assert_eq!(backends.len(), 4);
     let best = backends.iter().find(|backend| backend["works"] == true).unwrap();
     assert_eq!(&value["best"], best);
     let backend = best["backend"].as_str().unwrap();

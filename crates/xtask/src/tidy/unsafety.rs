@@ -43,6 +43,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/dax/tests/dax.rs", "a view of a file that nothing changes"),
     ("crates/dax/tests/zero_pool.rs", "a test forks"),
     ("crates/aquila/src/sys.rs", "the system calls, and userfaultfd"),
+    ("crates/aquila/src/anonymous.rs", "frames where the program has its mapping"),
     ("crates/aquila/src/host.rs", "descriptors by number; unmapping what is mapped from files"),
     ("crates/aquila/src/signal.rs", "the handler of SIGBUS, and the one that was there before"),
     ("crates/aquila/src/kernel.rs", "advice for mappings of files"),
