@@ -1,6 +1,7 @@
 //! The system calls on raw memory, userfaultfd, and signals. Each function is one call.
 #![allow(unsafe_code)]
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -526,41 +527,46 @@ pub(crate) unsafe fn bytes_at<'a>(start: usize, bytes: usize) -> &'a [u8] {
 ///
 /// In the handler of SIGBUS they are blocked already, as a rule: then there is nothing to undo,
 /// which saves a call for each fault.
-pub(crate) struct BlockedSignals(Option<libc::sigset_t>);
+pub(crate) struct BlockedSignals {
+    /// The signals that were blocked before, if they have to come back: a bit for each.
+    before: Option<u64>,
+}
 
 impl BlockedSignals {
     pub(crate) fn new() -> Self {
-        let (all, old) = Self::block();
-        // SAFETY: sets are longer than a word, and have a bit for each signal, from the first on.
-        let bits = |set: &libc::sigset_t| unsafe { ptr::from_ref(set).cast::<u64>().read() };
-        let is_changed = bits(&all) & !bits(&old) != 0;
-        Self(is_changed.then_some(old))
+        let before = Self::set(u64::MAX);
+        let is_changed = Self::CAN_BE_BLOCKED & !before != 0;
+        Self { before: is_changed.then_some(before) }
     }
 
     /// The same for code that changes the mask itself meanwhile.
     pub(crate) fn for_changes() -> Self {
-        Self(Some(Self::block().1))
+        Self { before: Some(Self::set(u64::MAX)) }
     }
 
-    /// Blocks all signals. Returns those that can be blocked, and those that were.
-    fn block() -> (libc::sigset_t, libc::sigset_t) {
-        // SAFETY: the sets are plain data, which the calls fill.
+    /// All signals but the two that the kernel delivers always, and the two that the C library
+    /// keeps for itself (32 and 33).
+    const CAN_BE_BLOCKED: u64 =
+        !(1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | 1 << 31 | 1 << 32);
+
+    /// Blocks these signals and no others. Returns those that were.
+    fn set(signals: u64) -> u64 {
+        let mut new = MaybeUninit::<libc::sigset_t>::zeroed();
+        let mut old = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: a set is a bit for each signal, and longer than the word that has the 64 of
+        // Linux; the call reads and fills sets.
         unsafe {
-            let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-            libc::sigdelset(&raw mut all, libc::SIGKILL);
-            libc::sigdelset(&raw mut all, libc::SIGSTOP);
-            (all, old)
+            new.as_mut_ptr().cast::<u64>().write(signals);
+            libc::pthread_sigmask(libc::SIG_SETMASK, new.as_ptr(), old.as_mut_ptr());
+            old.as_ptr().cast::<u64>().read()
         }
     }
 }
 
 impl Drop for BlockedSignals {
     fn drop(&mut self) {
-        if let Some(old) = &self.0 {
-            // SAFETY: the set is the one that the call filled.
-            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old, ptr::null_mut()) };
+        if let Some(before) = self.before {
+            Self::set(before);
         }
     }
 }
