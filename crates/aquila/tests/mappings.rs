@@ -493,14 +493,24 @@ fn a_file_that_cannot_be_written_keeps_no_other_from_being_read() {
             for thread in 0..4 {
                 let mapping = &mapping;
                 scope.spawn(move || {
-                    for step in 0..3000 {
+                    let access = |step: usize, stores: bool| {
                         let page = (thread * 31 + step * 37) % 512;
                         let mut bytes = [0; 8];
                         mapping.read_at(&mut bytes, page * PAGE_SIZE).unwrap();
                         assert_eq!(u64::from_le_bytes(bytes), pattern(page));
-                        // In the second half all pages are dirty.
-                        if step > 1500 {
+                        if stores {
                             mapping.write_at(&[5; 8], page * PAGE_SIZE + 8).unwrap();
+                        }
+                    };
+                    // In the second half all pages are dirty.
+                    for stores in [false, true] {
+                        let begin = Instant::now();
+                        for step in 0..1500 {
+                            // A slow machine makes fewer accesses.
+                            if step >= 300 && begin.elapsed() > Duration::from_millis(500) {
+                                break;
+                            }
+                            access(step, stores);
                         }
                     }
                 });
@@ -898,25 +908,32 @@ fn mappings_come_and_go_while_others_are_used() {
     let fixture = Fixture::new();
     let file = fixture.file(32);
     let kept = cache.map(&file, .., Access::ReadWrite).unwrap();
-    std::thread::scope(|scope| {
-        for thread in 0..3 {
+    let begin = Instant::now();
+    // For some rounds, and on a slow machine for some time.
+    let is_over = |round: u64| round >= 20 && begin.elapsed() > Duration::from_secs(2);
+    let last = std::thread::scope(|scope| {
+        let threads = [0, 1, 2].map(|thread| {
             let (cache, file) = (&cache, &file);
             scope.spawn(move || {
-                for round in 0..150 {
+                let mut last = 0;
+                for round in (0..150).take_while(|round| !is_over(*round)) {
+                    last = round;
                     let mapping = cache.map(file, .., Access::ReadWrite).unwrap();
                     for page in 0..32 {
                         store(&mapping, page, 8 + thread, round);
                     }
                     drop(mapping);
                 }
-            });
-        }
-        for _ in 0..40 {
+                last
+            })
+        });
+        for _ in (0..40).take_while(|round| !is_over(*round)) {
             (0..32).for_each(|page| assert_eq!(load(&kept, page, 0), pattern(page)));
         }
+        threads.map(|thread| thread.join().unwrap())
     });
     for page in 0..32 {
-        (0..3).for_each(|thread| assert_eq!(load(&kept, page, 8 + thread), 149));
+        (0..3).for_each(|thread| assert_eq!(load(&kept, page, 8 + thread), last[thread]));
     }
 }
 
