@@ -41,22 +41,22 @@ impl Anonymous<'_> {
             return Err(Errno::FAULT);
         }
         let protected = self.protects;
-        let (mut done, mut most, mut failed) = (0, bytes.len(), 0);
+        let (mut done, mut failed) = (0, 0);
         while done < bytes.len() {
-            let part = &bytes[done..bytes.len().min(done + most)];
-            let (copied, result) = sys::copy_and_map(self.uffd, start + done, part, protected);
+            let rest = &bytes[done..];
+            let (copied, result) = sys::copy_and_map(self.uffd, start + done, rest, protected);
             done += copied;
             match result {
                 Ok(()) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) if copied > 0 => {}
                 Err(Errno::AGAIN) => sched_yield(),
-                // The run crosses the border of two VMAs: the program has locked one of them.
-                Err(Errno::NOENT) if most > PAGE_SIZE => most = PAGE_SIZE,
                 // A page whose release failed. Nobody needs what it has.
                 Err(Errno::EXIST) if failed < ATTEMPTS => {
                     failed += 1;
                     drop_translations(start + done, PAGE_SIZE);
                 }
+                // A run may also cross the border of two VMAs, if the program has locked one of
+                // them: then the cache reads its first page alone.
                 Err(errno) => return Err(errno),
             }
         }

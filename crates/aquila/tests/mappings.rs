@@ -62,7 +62,7 @@ fn mixed(cache: &Cache, rounds: usize, count: usize) {
                     let mut random = Random(thread as u64 + 1);
                     let mut values = vec![0; PAGES];
                     for step in 1..=rounds as u64 {
-                        if step > rounds as u64 / 8 && begin.elapsed() > patience {
+                        if step > rounds as u64 / 16 && begin.elapsed() > patience {
                             break;
                         }
                         let page = random.index(PAGES);
@@ -910,7 +910,7 @@ fn mappings_come_and_go_while_others_are_used() {
     let kept = cache.map(&file, .., Access::ReadWrite).unwrap();
     let begin = Instant::now();
     // For some rounds, and on a slow machine for some time.
-    let is_over = |round: u64| round >= 20 && begin.elapsed() > Duration::from_secs(2);
+    let is_over = |round: u64| round >= 10 && begin.elapsed() > Duration::from_secs(2);
     let last = std::thread::scope(|scope| {
         let threads = [0, 1, 2].map(|thread| {
             let (cache, file) = (&cache, &file);
