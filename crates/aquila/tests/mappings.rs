@@ -617,6 +617,13 @@ fn the_length_of_a_file_is_changed_by_a_descriptor_for_writing() {
     }
 }
 
+/// Whether a test that looks for a race makes another round: for some time, and some rounds,
+/// however rarely its thread runs; on a slow machine for a longer time, but not for all rounds.
+fn goes_on(rounds: u32, begin: Instant) -> bool {
+    let elapsed = begin.elapsed().as_secs();
+    rounds < 20 || elapsed < 2 || (rounds < 100 && elapsed < 5)
+}
+
 #[test]
 fn a_change_of_a_files_length_changes_no_other_file() {
     for cache in both_caches(64) {
@@ -637,9 +644,7 @@ fn a_change_of_a_files_length_changes_no_other_file() {
             });
             let begin = Instant::now();
             let (mut length, mut rounds) = (8 * PAGE_SIZE as u64, 0);
-            // For some time, and some rounds, however rarely this thread runs.
-            while (rounds < 100 || begin.elapsed().as_secs() < 2) && length == 8 * PAGE_SIZE as u64
-            {
+            while goes_on(rounds, begin) && length == 8 * PAGE_SIZE as u64 {
                 rounds += 1;
                 drop(cache.map(&kept, .., Access::ReadWrite).unwrap());
                 length = kept.metadata().unwrap().len();
@@ -665,7 +670,7 @@ fn write_back_makes_no_file_longer_that_the_cache_has_cut_off() {
             });
             let begin = Instant::now();
             let (mut length, mut rounds) = (PAGE_SIZE as u64, 0);
-            while (rounds < 100 || begin.elapsed().as_secs() < 2) && length == PAGE_SIZE as u64 {
+            while goes_on(rounds, begin) && length == PAGE_SIZE as u64 {
                 rounds += 1;
                 cache.set_length(&file, (32 * PAGE_SIZE) as u64).unwrap();
                 (0..32).for_each(|page| mapping.write_at(&[5], page * PAGE_SIZE).unwrap());
