@@ -41,9 +41,9 @@ impl Anonymous<'_> {
             return Err(Errno::FAULT);
         }
         let protected = self.protects;
-        let (mut done, mut failed) = (0, 0);
+        let (mut done, mut failed, mut step) = (0, 0, bytes.len());
         while done < bytes.len() {
-            let rest = &bytes[done..];
+            let rest = &bytes[done..bytes.len().min(done + step)];
             let (copied, result) = sys::copy_and_map(self.uffd, start + done, rest, protected);
             done += copied;
             match result {
@@ -55,8 +55,8 @@ impl Anonymous<'_> {
                     failed += 1;
                     drop_translations(start + done, PAGE_SIZE);
                 }
-                // A run may also cross the border of two VMAs, if the program has locked one of
-                // them: then the cache reads its first page alone.
+                // The run crosses the border of two VMAs: the program has locked one of them.
+                Err(Errno::NOENT) if step > PAGE_SIZE => step = PAGE_SIZE,
                 Err(errno) => return Err(errno),
             }
         }

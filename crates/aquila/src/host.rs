@@ -1,4 +1,4 @@
-//! Linux as the machine of a cache: userfaultfd in the variant CONTINUE.
+//! Linux as the machine of a cache: userfaultfd.
 //!
 //! The frames of a file are in one of two kinds of memory (its [`Home`]):
 //!
@@ -14,8 +14,8 @@
 //! (The alternative is one memory file with frame *n* at offset *n*. But userfaultfd maps a page
 //! only where the VMA has it, so each page would need a VMA of its own.)
 //!
-//! All ranges are registered for missing, minor and write-protect faults. Pages come into the
-//! memory file by `UFFDIO_COPY`, which maps them at once, or by `pwrite`, and then they are mapped
+//! Mappings of memory files are registered for missing, minor and write-protect faults, those of
+//! anonymous memory for missing and write-protect faults. Pages come into a memory file by `UFFDIO_COPY`, which maps them at once, or by `pwrite`, and then they are mapped
 //! by `UFFDIO_CONTINUE`. So nothing is accessible before it was read. Without write protection for
 //! memory files (Linux before 5.19, or `CONTINUE` that cannot map protected pages, before 6.4)
 //! every page that is mapped in a writable mapping counts as dirty.
@@ -428,6 +428,8 @@ impl Host {
             let inside = end.saturating_sub(offset(page)).min(PAGE_SIZE as u64) as usize;
             self.finish_in_place(page, start + step * PAGE_SIZE, inside)?;
         }
+        // They are protected already, unless that failed: then no store may be missed.
+        self.anonymous().set_protection(start, bytes, true)?;
         let bytes = end.saturating_sub(offset(&run[0])).min(bytes as u64) as usize;
         // SAFETY: the pages are resident, so they are mapped, and they are write-protected.
         let bytes = unsafe { sys::bytes_at(start, bytes) };

@@ -221,9 +221,13 @@ impl Mapping {
     /// own accesses do not reach the cache. For a call that stores (`read(2)`), pin with
     /// [`Access::ReadWrite`].
     ///
+    /// The first pin moves a file whose frames are in anonymous memory to a memory file: all its
+    /// pages leave the cache, and dirty ones are written back before.
+    ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Access`] if the mapping is for reading only;
-    /// [`Error::Full`]; [`Error::TooManyPins`]; [`Error::BeyondEnd`].
+    /// [`Error::Full`]; [`Error::TooManyPins`]; [`Error::BeyondEnd`]; of a move also
+    /// [`Error::FileSizeLimit`], and what the storage or the system said.
     pub fn pin(&self, range: impl RangeBounds<usize>, access: Access) -> Result<Pin<'_>> {
         let range = self.within(range)?;
         let writes = access == Access::ReadWrite;

@@ -458,9 +458,10 @@ impl Shared {
             // Accesses wait: the memory file ends before them until it is registered.
             host.replace(&from, memory.as_fd(), self.faults(true)).map_err(failed)?;
         }
-        ftruncate(&memory, end).map_err(failed)?;
+        // From here on the frames are there, also if it does not get longer: a later call tries
+        // that again.
         file.live_in(memory);
-        Ok(())
+        ftruncate(file.memory().map_err(failed)?, end).map_err(failed)
     }
 
     /// The mapping of a file at a place is about to go. Frames that are there leave, after they

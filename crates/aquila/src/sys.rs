@@ -38,8 +38,9 @@ pub(crate) const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 pub(crate) const FEATURE_WP_SHMEM: u64 = 1 << 12;
 
 const PROTECT: u64 = 1 << 0;
-/// Names the calling process where a pidfd is asked for (`PIDFD_SELF_PROCESS`).
-const THIS_PROCESS: i32 = -10001;
+/// Names the calling thread, and so its process' memory, where a pidfd is asked for
+/// (`PIDFD_SELF_THREAD`).
+const THIS_THREAD: i32 = -10_000;
 const CONTINUE_PROTECTED: u64 = 1 << 1;
 const COPY_PROTECTED: u64 = 1 << 1;
 
@@ -244,7 +245,8 @@ impl Mapped {
 
     /// Puts a mapping of a memory file, which has no bytes yet, at the addresses of a mapping, in
     /// one step: a thread that accesses them has SIGBUS before, at and after that. What was there
-    /// is gone.
+    /// is gone. If it fails, the former mapping is in its place. If that is gone, too, ends the
+    /// process: another mapping could get the addresses, to which the program has pointers.
     ///
     /// # Safety
     /// The caller owns the addresses, and no byte there is needed any more.
@@ -263,10 +265,21 @@ impl Mapped {
         mapped.prepare()?;
         let target = ptr::with_exposed_provenance_mut(start);
         // SAFETY: the mapping that moves is new, and the caller promises the rest.
-        unsafe { mm::mremap_fixed(base, bytes, bytes, MremapFlags::MAYMOVE, target)? };
+        let moved = unsafe { mm::mremap_fixed(base, bytes, bytes, MremapFlags::MAYMOVE, target) };
+        if let Err(errno) = moved {
+            // The kernel may fail before it unmaps what is there, or after that.
+            // SAFETY: the call changes no memory.
+            return match unsafe { mm::msync(target, bytes, MsyncFlags::ASYNC) } {
+                Ok(()) => Err(errno),
+                Err(_) => end_without_mapping(start, errno),
+            };
+        }
         mapped.forget();
         // A mapping that moves is no longer registered.
-        register(uffd, start, bytes, mode)
+        match register(uffd, start, bytes, mode) {
+            Ok(()) => Ok(()),
+            Err(errno) => end_without_mapping(start, errno),
+        }
     }
 
     /// Its first address.
@@ -373,8 +386,8 @@ impl Ranges {
         self.count > 1
     }
 
-    /// Drops the translations of all. Returns whether it did: before Linux 6.13 a process may not
-    /// do that to itself.
+    /// Drops the translations of all. Returns whether it did: earlier kernels than 6.14 do not let
+    /// a process do that to itself, or know no such name for it.
     ///
     /// # Safety
     /// As for [`drop_translations`], of all ranges.
@@ -384,13 +397,19 @@ impl Ranges {
         if count == 0 {
             return true;
         }
-        let (process, ranges) = (THIS_PROCESS, self.ranges.as_ptr());
+        let (process, ranges) = (THIS_THREAD, self.ranges.as_ptr());
         let advice = libc::MADV_DONTNEED;
         // SAFETY: the kernel reads the array, and the caller promises the rest.
         let done =
             unsafe { libc::syscall(libc::SYS_process_madvise, process, ranges, count, advice, 0) };
         done == bytes as i64
     }
+}
+
+/// Ends the process, because a mapping that the program has is gone.
+fn end_without_mapping(start: usize, errno: Errno) -> ! {
+    eprintln!("aquila: the mapping at {start:#x} was lost while its file moved: {errno}");
+    std::process::abort();
 }
 
 /// Advice that changes no contents of a mapping.
