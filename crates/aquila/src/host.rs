@@ -15,8 +15,9 @@
 //! only where the VMA has it, so each page would need a VMA of its own.)
 //!
 //! Mappings of memory files are registered for missing, minor and write-protect faults, those of
-//! anonymous memory for missing and write-protect faults. Pages come into a memory file by `UFFDIO_COPY`, which maps them at once, or by `pwrite`, and then they are mapped
-//! by `UFFDIO_CONTINUE`. So nothing is accessible before it was read. Without write protection for
+//! anonymous memory for missing and write-protect faults. Pages come into a memory file by
+//! `UFFDIO_COPY`, which maps them at once, or by `pwrite`, and then they are mapped by
+//! `UFFDIO_CONTINUE`. So nothing is accessible before it was read. Without write protection for
 //! memory files (Linux before 5.19, or `CONTINUE` that cannot map protected pages, before 6.4)
 //! every page that is mapped in a writable mapping counts as dirty.
 #![allow(unsafe_code)]
