@@ -56,8 +56,8 @@ pub(crate) struct Shared {
     flow: Mutex<Flow>,
     /// As in `flow`: whether it is poisoned, or the log has ended.
     refuses: AtomicBool,
-    /// The thread of the log will make durable all that is appended before it clears this.
-    gathers: AtomicBool,
+    /// Blocks before this shall become durable soon, when records have gathered.
+    asked: AtomicU64,
     /// A flight has been released, or the device is free for the next one: by the number of the
     /// flight, so that a landing wakes those it is about, and one to lead the next flight.
     landed: [Condvar; GROUPS],
@@ -157,7 +157,7 @@ impl Shared {
             most,
             flow: Mutex::new(flow),
             refuses: AtomicBool::new(false),
-            gathers: AtomicBool::new(false),
+            asked: AtomicU64::new(start),
             landed: std::array::from_fn(|_| Condvar::new()),
             work: Condvar::new(),
             ended: Condvar::new(),
@@ -415,28 +415,27 @@ impl Shared {
     }
 
     /// Has the blocks before this one made durable by the thread of the log, with all that is
-    /// appended in a millisecond from now.
+    /// appended in a millisecond from now. Takes the lock for the first record of a block only: what
+    /// carries one of them carries all.
     pub(crate) fn want_soon(&self, blocks: u64) {
-        // If this sees the flag after a record was appended, `end_gathering` sees the record: it
-        // clears the flag before it changes the word that the append has changed, too.
-        if self.gathers.load(Ordering::Acquire) || !self.home.is_here() {
+        if self.asked.load(Ordering::Acquire) >= blocks || !self.home.is_here() {
             return;
         }
+        // As in `want_locked`.
+        let blocks = blocks.min(self.ring.reserved().div_ceil(PAYLOAD_U64));
+        self.asked.fetch_max(blocks, Ordering::AcqRel);
         let mut flow = lock(&self.flow);
-        let appended = self.ring.reserved().div_ceil(PAYLOAD_U64);
-        let is_under_way = blocks.min(appended) <= self.ring.sealed();
-        if is_under_way || self.gathers.swap(true, Ordering::AcqRel) {
-            return;
+        if blocks > self.ring.sealed() && flow.due.is_none() {
+            flow.due = Some(Instant::now() + GATHER);
+            self.call_thread(&mut flow);
         }
-        flow.due = Some(Instant::now() + GATHER);
-        self.call_thread(&mut flow);
     }
 
-    /// Wants all that has gathered.
+    /// Wants all for which threads have asked. A thread that asks from now on finds that none is
+    /// due.
     fn end_gathering(&self, flow: &mut Flow) {
         flow.due = None;
-        self.gathers.store(false, Ordering::Release);
-        flow.wanted = flow.wanted.max(self.ring.reserved_now().div_ceil(PAYLOAD_U64));
+        flow.wanted = flow.wanted.max(self.asked.load(Ordering::Acquire));
     }
 
     fn call_thread(&self, flow: &mut Flow) {

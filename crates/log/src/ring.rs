@@ -92,12 +92,6 @@ impl Ring {
         self.reserved.load(Ordering::Acquire)
     }
 
-    /// As [`reserved`](Ring::reserved), by an operation that changes the word: a reservation is
-    /// seen here, or sees all that this thread has done before.
-    pub(crate) fn reserved_now(&self) -> u64 {
-        self.reserved.fetch_add(0, Ordering::AcqRel)
-    }
-
     /// The end of what was sealed, a block.
     pub(crate) fn sealed(&self) -> u64 {
         *lock(&self.sealed)
