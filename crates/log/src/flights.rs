@@ -415,8 +415,8 @@ impl Shared {
     }
 
     /// Has the blocks before this one made durable by the thread of the log, with all that is
-    /// appended in a millisecond from now. Takes the lock for the first record of a block only: what
-    /// carries one of them carries all.
+    /// appended in a millisecond from now. Takes the lock for the first record of a block only:
+    /// what carries one of them carries all.
     pub(crate) fn want_soon(&self, blocks: u64) {
         if self.asked.load(Ordering::Acquire) >= blocks || !self.home.is_here() {
             return;
