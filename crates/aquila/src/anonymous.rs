@@ -1,7 +1,7 @@
 //! Frames in anonymous memory: the frame of a page is the page of memory where the file is mapped.
 //!
 //! A file has them while it has one mapping and no pin. A page comes by one `UFFDIO_COPY`, and a
-//! batch of pages leaves by one call with one flush, for which the kernel needs no file: that is
+//! batch of pages leaves by calls for many ranges, for which the kernel needs no file: that is
 //! what makes them faster than a memory file. A page that the cache has is mapped, always: for
 //! reading until the first store, and write-protected while it is written to the file, which is
 //! done from where it is.
@@ -50,7 +50,7 @@ impl Anonymous<'_> {
                 Ok(()) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) if copied > 0 => {}
                 Err(Errno::AGAIN) => sched_yield(),
-                // A page whose release failed. Nobody needs what it has.
+                // A page whose release failed. No thread needs what it has.
                 Err(Errno::EXIST) if failed < ATTEMPTS => {
                     failed += 1;
                     drop_translations(start + done, PAGE_SIZE);
@@ -131,7 +131,7 @@ impl Anonymous<'_> {
         let start = home.mapped().address(page.key.page()).ok_or(Errno::FAULT)?;
         self.set_protection(start, PAGE_SIZE, false)?;
         // SAFETY: the page is resident, so it is mapped. Only pages in writable mappings are dirty,
-        // and with the lock nobody protects it.
+        // and no other thread protects it while this one has the lock.
         unsafe { sys::store_bytes(start + inside, bytes) };
         Ok(())
     }
@@ -173,10 +173,10 @@ impl<'h> Leaving<'h> {
         }
     }
 
-    /// Frees the pages, with one flush of all processors.
+    /// Frees the pages, by one call where the kernel takes it.
     pub(crate) fn drop_all(&mut self) {
         if self.ranges.has_several() && self.together.load(Ordering::Relaxed) {
-            // SAFETY: nobody needs the pages, which are leaving.
+            // SAFETY: the pages are leaving, so no thread needs them.
             if unsafe { self.ranges.drop_translations() } {
                 return self.ranges.clear();
             }

@@ -422,7 +422,7 @@ impl Host {
         Ok(())
     }
 
-    /// Writes a run, which nobody can store to now, to its file, which has `end` bytes.
+    /// Writes a run, to which no thread can store now, to its file, which has `end` bytes.
     fn write_anonymous(&self, run: &[Page], home: &Place, end: u64) -> Result<(), Errno> {
         let (start, bytes) = home.mapped().addresses(run).ok_or(Errno::FAULT)?;
         for (step, page) in run.iter().enumerate() {

@@ -466,7 +466,7 @@ pub(crate) fn shared_word(word: *mut AtomicU64) -> Option<&'static AtomicU64> {
 /// Copies bytes out of mapped memory, to which other threads may store meanwhile.
 ///
 /// # Safety
-/// The range is mapped, and an access causes no fault that somebody must handle.
+/// The range is mapped, and an access causes no fault that the cache would have to handle.
 pub(crate) unsafe fn load_bytes(from: usize, to: &mut [u8]) {
     for (at, bytes) in pieces(from, to.len()) {
         let address = from + at;

@@ -1,6 +1,6 @@
 //! The latch of a frame: one word with a version, so that readers need not write to it.
 //!
-//! A word of zero is a latch that nobody holds.
+//! A word of zero is a latch that no thread holds.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -50,7 +50,7 @@ pub enum Swept {
     Held,
     /// It was in use; it is marked now.
     Marked,
-    /// Nobody used it since the last time. The caller now has it for itself.
+    /// No thread used it since the last time. The caller now has it for itself.
     Claimed,
 }
 

@@ -316,7 +316,7 @@ impl<S: Storage> Textbook<S> {
         }
     }
 
-    /// The hand of the clock goes on until it finds a page that nobody uses, and evicts that.
+    /// The hand of the clock goes on until it finds a page that no thread uses, and evicts that.
     /// Returns the frame, for this thread alone; none if the hand went round three times.
     fn evict(&self) -> Result<Option<usize>, Error> {
         for _ in 0..3 * self.frames {
