@@ -256,11 +256,12 @@ static void dax_attachment_end(struct dax_attachment *attachment)
 	dax_attachment_put(attachment);
 }
 
-void dax_reap(struct dax_heap *heap)
+static void dax_reap_locked(struct dax_heap *heap)
 {
 	struct llist_node *zombies = llist_del_all(&heap->zombies);
 	struct dax_attachment *attachment, *next;
 
+	lockdep_assert_held(&heap->reap_lock);
 	if (!zombies)
 		return;
 	dax_heap_flush(heap);
@@ -269,6 +270,13 @@ void dax_reap(struct dax_heap *heap)
 		atomic_dec(&heap->zombie_count);
 		dax_attachment_end(attachment);
 	}
+}
+
+void dax_reap(struct dax_heap *heap)
+{
+	mutex_lock(&heap->reap_lock);
+	dax_reap_locked(heap);
+	mutex_unlock(&heap->reap_lock);
 }
 
 /* Takes the attachment out. The region's lock is held, and it was not detached. */
@@ -287,11 +295,18 @@ static void dax_attachment_bury(struct dax_attachment *attachment)
 {
 	struct dax_heap *heap = attachment->heap;
 
+	bool is_batch;
+
 	llist_add(&attachment->zombie, &heap->zombies);
-	if (atomic_inc_return(&heap->zombie_count) >= heap->batch || READ_ONCE(heap->closed))
+	is_batch = atomic_inc_return(&heap->zombie_count) >= heap->batch;
+	if (READ_ONCE(heap->closed)) {
 		dax_reap(heap);
-	else if (!delayed_work_pending(&heap->reaping))
+	} else if (is_batch && mutex_trylock(&heap->reap_lock)) {
+		dax_reap_locked(heap);
+		mutex_unlock(&heap->reap_lock);
+	} else if (!delayed_work_pending(&heap->reaping)) {
 		queue_delayed_work(dax_end_work, &heap->reaping, DAX_ZOMBIE_TIME);
+	}
 }
 
 /* Detaches whatever is there, or nothing but this attachment. */

@@ -2,6 +2,10 @@
 /*
  * Self-check: /sys/kernel/debug/vellum/file-tables has a line for each table, with all that does
  * not add up. While a table is in use the sums may differ by pages that are coming or going.
+ *
+ * /sys/kernel/debug/vellum/file-extents says what a probe has found: whether the module takes the
+ * inode's lock when the file system counts extents, because the file system does not; and how often
+ * it has counted.
  */
 
 #include <linux/debugfs.h>
@@ -30,7 +34,18 @@ static int dax_tables_show(struct seq_file *out, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(dax_tables);
 
+static int dax_extents_show(struct seq_file *out, void *unused)
+{
+	enum dax_fiemap known = dax_blocks_knows();
+
+	seq_printf(out, "probed %d lacks-lock %d counted %llu\n", known != DAX_FIEMAP_UNKNOWN,
+		   known == DAX_FIEMAP_LACKS_LOCK, dax_blocks_counted());
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(dax_extents);
+
 void dax_check_init(struct dentry *folder)
 {
+	debugfs_create_file("file-extents", 0400, folder, NULL, &dax_extents_fops);
 	debugfs_create_file("file-tables", 0400, folder, NULL, &dax_tables_fops);
 }

@@ -6,6 +6,7 @@
  *	table.c		a table's life; bringing it up to date with its file
  *	kept.c		all tables; those that have no user, and stay
  *	blocks.c	where a file's blocks are in memory
+ *	stored.c	where root has written down that they are
  *	watch.c		notices when a file loses blocks, and when its inode leaves the cache
  *	map.c		mapping, faults, rights; the file system serves what the table cannot
  *	sync.c		making durable what CPUs have stored
@@ -73,6 +74,7 @@
 
 struct dax_device;
 struct dax_kept;
+struct dax_stored;
 
 /*
  * A block's leaf. Nothing may pin the page: the file system would not see such a reference when it
@@ -127,6 +129,8 @@ struct dax_table {
 	bool			misses;		/* pages before the end may lack leaves */
 	u32			generation;	/* of the inode, when pages were looked up */
 	bool			is_durable;
+	bool			was_looked_for;	/* whether there is a stored table */
+	u64			stored;		/* pages that it has named the blocks of */
 	u64			missing;	/* no page below lacks a leaf */
 	unsigned long		pause;		/* before the next return, in jiffies */
 	struct dax_return	return_to;
@@ -244,16 +248,68 @@ int dax_blocks_open(struct dax_table *table, const struct file *file);
 void dax_blocks_close(struct dax_table *table);
 /* Whether what is written back from the CPUs' caches is durable then. */
 bool dax_blocks_can_be_durable(const struct dax_table *table);
+/* What a refresh knows of the file while it looks for blocks. */
+struct dax_lookup {
+	struct file	*file;		/* the refresh's own: its position changes */
+	u64		first, end;	/* pages without a hole, all of which could be read */
+	bool		has_failed;	/* some could not */
+};
+
+/* Whether the file system takes the inode's lock when it counts extents. */
+enum dax_fiemap {
+	DAX_FIEMAP_UNKNOWN,
+	DAX_FIEMAP_LOCKS,
+	DAX_FIEMAP_LACKS_LOCK,
+};
+
+/*
+ * Finds that out, by the table's file, unless it is known. The caller has no lock. May take a
+ * second.
+ */
+void dax_blocks_probe(const struct dax_table *table);
+enum dax_fiemap dax_blocks_knows(void);
+/* How often extents were counted. */
+u64 dax_blocks_counted(void);
 /*
  * Finds the frames of pages. 0: the file has no written block there, or it cannot be read. Takes
- * the inode's lock. Returns 0, or -EINTR.
+ * the inode's lock. Of one page nothing need be known. Returns 0, or -EINTR.
  */
-int dax_blocks_find(struct dax_table *table, u64 page, unsigned int count, u64 *frames);
+int dax_blocks_find(struct dax_table *table, struct dax_lookup *lookup, u64 page,
+		    unsigned int count, u64 *frames);
 /*
  * Returns the first page at or after this one that may have a written block; U64_MAX: there is
  * none. Moves the position of the descriptor. Takes the inode's lock.
  */
 u64 dax_blocks_next(struct file *file, u64 page);
+
+/*
+ * Whether the file has these blocks in a row for these pages, all of them written. Takes the
+ * inode's lock.
+ */
+bool dax_blocks_are(struct dax_lookup *lookup, u64 page, u64 count, u64 block);
+/* Finds the frames of blocks in a row. 0: it cannot be read. */
+void dax_blocks_place(struct dax_table *table, u64 block, unsigned int count, u64 *frames);
+
+/* stored.c */
+/*
+ * Reads the file's stored table. NULL: there is none, or not one for this file as it is. `file` is
+ * a descriptor of the file. May wait for other programs. An error: another time it may be there.
+ */
+struct dax_stored *dax_stored_load(const struct file *file);
+void dax_stored_free(struct dax_stored *stored);
+/* A refresh begins. What the file had before does not count. */
+void dax_stored_begin(struct dax_stored *stored);
+/* A refresh has ended. Returns how many pages the stored table has named the blocks of. */
+u64 dax_stored_conclude(struct dax_stored *stored);
+/*
+ * As dax_blocks_find(), but asks the file system only whether what is stored is right, once for
+ * each extent. If it is not, forgets it.
+ */
+int dax_stored_find(struct dax_stored *stored, struct dax_table *table, struct dax_lookup *lookup,
+		    u64 page, unsigned int count, u64 *frames);
+void dax_stored_count(struct vellum_dax_tables *counts);
+int dax_stored_start(void);
+void dax_stored_end(void);
 
 /* watch.c */
 int dax_watch_start(void);

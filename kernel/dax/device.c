@@ -49,6 +49,7 @@ static long dax_ioctl_stat(struct dax_handle *handle, unsigned long argument)
 	spin_lock(&table->lock);
 	stat.pages = table->pages;
 	stat.flags = table->is_durable ? VELLUM_DAX_DURABLE : 0;
+	stat.stored = table->stored;
 	spin_unlock(&table->lock);
 	return vellum_answer_sized(argument, size, &stat, sizeof(stat));
 }
@@ -107,7 +108,8 @@ static long dax_ioctl_query(unsigned long argument)
 	query = (struct vellum_dax_query){
 		.size = sizeof(query),
 		.version = 1,
-		.features = VELLUM_DAX_HAS_HEAPS | VELLUM_DAX_KEEPS_TABLES,
+		.features = VELLUM_DAX_HAS_HEAPS | VELLUM_DAX_KEEPS_TABLES |
+			    VELLUM_DAX_READS_STORED,
 		.flags = DAX_FLAGS,
 	};
 	return vellum_answer_sized(argument, size, &query, sizeof(query));
@@ -116,7 +118,8 @@ static long dax_ioctl_query(unsigned long argument)
 static long dax_ioctl_tables(unsigned long argument)
 {
 	struct vellum_dax_tables counts = {};
-	int size = vellum_copy_sized(&counts, sizeof(counts), sizeof(counts), argument);
+	int size = vellum_copy_sized(&counts, sizeof(counts),
+				     offsetof(struct vellum_dax_tables, stored_used), argument);
 
 	if (size < 0)
 		return size;
@@ -262,25 +265,32 @@ static bool dax_is_there;
 /* Without a watch on lost blocks there is no device; the rest of the module does without. */
 int dax_init(struct dentry *folder)
 {
-	int error = dax_tables_start();
+	int error = dax_stored_start();
 
 	if (error)
 		return error;
+	error = dax_tables_start();
+	if (error)
+		goto no_tables;
 	error = dax_watch_start();
 	if (error) {
 		pr_warn("ftrace cannot watch files lose blocks (%d): no file tables\n", error);
-		dax_tables_end();
-		return 0;
+		error = 0;
+		goto no_watch;
 	}
 	dax_check_init(folder);
 	error = misc_register(&dax_misc);
-	if (error) {
-		dax_watch_end();
-		dax_tables_end();
-		return error;
-	}
+	if (error)
+		goto no_device;
 	dax_is_there = true;
 	return 0;
+no_device:
+	dax_watch_end();
+no_watch:
+	dax_tables_end();
+no_tables:
+	dax_stored_end();
+	return error;
 }
 
 void dax_exit(void)
@@ -290,4 +300,5 @@ void dax_exit(void)
 	misc_deregister(&dax_misc);
 	dax_watch_end();
 	dax_tables_end();
+	dax_stored_end();
 }

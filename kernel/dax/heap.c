@@ -395,6 +395,7 @@ long dax_heap_open(unsigned long argument)
 	heap->writes = open.flags & VELLUM_DAX_HEAP_WRITES;
 	heap->batch = open.batch ?: DAX_HEAP_BATCH;
 	mutex_init(&heap->growing);
+	mutex_init(&heap->reap_lock);
 	init_llist_head(&heap->zombies);
 	INIT_DELAYED_WORK(&heap->reaping, dax_heap_reap);
 	descriptor = anon_inode_getfd("[vellum-dax-heap]", &dax_heap_operations, heap,

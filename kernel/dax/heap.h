@@ -113,6 +113,7 @@ struct dax_heap {
 
 	struct llist_head	zombies;
 	atomic_t		zombie_count;
+	struct mutex		reap_lock;	/* held until what left the list is gone */
 	struct delayed_work	reaping;
 	atomic64_t		flushes;
 };
@@ -183,7 +184,7 @@ long dax_attach(struct dax_heap *heap, unsigned long argument);
 int dax_detach(struct dax_heap *heap, unsigned long address);
 /* Detaches everything; the VMA is ending. */
 void dax_detach_all(struct dax_heap *heap);
-/* Flushes TLBs, and lets go of what was detached. */
+/* Flushes TLBs, and lets go of what was detached. Waits for other threads that do. */
 void dax_reap(struct dax_heap *heap);
 vm_fault_t dax_attachment_fault(struct dax_heap *heap, struct vm_fault *vmf, bool is_mkwrite);
 int dax_attachments_sync(struct dax_heap *heap, loff_t start, loff_t end, int datasync);

@@ -392,6 +392,7 @@ void dax_tables_count(struct vellum_dax_tables *counts)
 	counts->kept_bytes = dax_kept.pages << PAGE_SHIFT;
 	spin_unlock(&dax_tables_lock);
 	counts->kept_most = dax_kept_most() << PAGE_SHIFT;
+	dax_stored_count(counts);
 }
 
 /* The bound. */

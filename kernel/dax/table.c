@@ -170,7 +170,8 @@ static void dax_table_return_later(struct dax_table *table, const struct path *p
 	spin_unlock(&table->lock);
 }
 
-static int dax_table_refresh_by(struct dax_table *table, struct file *file);
+static int dax_table_refresh_by(struct dax_table *table, struct file *file,
+				struct dax_stored *stored);
 
 /* The memory cgroup that the table's root is charged to has what the worker adds, too. */
 static void dax_table_refresh_as_charged(struct dax_table *table, struct file *file)
@@ -181,7 +182,7 @@ static void dax_table_refresh_as_charged(struct dax_table *table, struct file *f
 	group = vellum_memory_group(table->tree.root);
 	up_read(&table->shape);
 	before = set_active_memcg(group);
-	dax_table_refresh_by(table, file);
+	dax_table_refresh_by(table, file, NULL);
 	set_active_memcg(before);
 	mem_cgroup_put(group);
 }
@@ -347,6 +348,8 @@ static int dax_table_fit(struct dax_table *table, u64 pages)
 /* What a refresh has to look up. */
 struct dax_plan {
 	struct file	*file;		/* the refresh's own, for reading */
+	struct dax_lookup lookup;
+	struct dax_stored *stored;	/* the stored table; NULL: there is none */
 	u64		*frames;	/* of the pages of one table */
 	u64		first, end;	/* pages that were stale */
 	u64		pages, size;	/* what was appended: pages from `pages` to `size` */
@@ -375,6 +378,7 @@ static void dax_table_plan(struct dax_table *table, struct dax_plan *plan)
 	plan->is_durable = table->is_durable;
 	table->misses = false;
 	spin_unlock(&table->lock);
+	plan->lookup = (struct dax_lookup){ plan->file };
 }
 
 /* From now on notices of all pages that are looked up count. The tree has room for them. */
@@ -461,8 +465,10 @@ static void dax_table_get_frames(struct dax_table *table, u64 page, unsigned int
 
 /* Asks for the frames of pages that have none so far. */
 static int dax_table_find_frames(struct dax_table *table, u64 page, unsigned int count,
-				 u64 *frames)
+				 struct dax_plan *plan)
 {
+	struct dax_lookup *lookup = &plan->lookup;
+	u64 *frames = plan->frames;
 	unsigned int i, run;
 	int error = 0;
 
@@ -472,7 +478,10 @@ static int dax_table_find_frames(struct dax_table *table, u64 page, unsigned int
 			continue;
 		while (i + run < count && !frames[i + run])
 			run++;
-		error = dax_blocks_find(table, page + i, run, frames + i);
+		error = plan->stored ?
+				dax_stored_find(plan->stored, table, lookup, page + i, run,
+						frames + i) :
+				dax_blocks_find(table, lookup, page + i, run, frames + i);
 	}
 	return error;
 }
@@ -497,7 +506,7 @@ static int dax_table_look_up_some(struct dax_table *table, u64 page, unsigned in
 	memset(plan->frames, 0, count * sizeof(*plan->frames));
 	if (only_missing)
 		dax_table_get_frames(table, page, there, plan->frames);
-	error = dax_table_find_frames(table, page, there, plan->frames);
+	error = dax_table_find_frames(table, page, there, plan);
 	dax_note_missing(plan, page, there);
 	if (!error && plan->is_durable && there)
 		error = vfs_fsync_range(plan->file, 0, LLONG_MAX, 1);
@@ -545,6 +554,8 @@ static bool dax_table_conclude(struct dax_table *table, const struct dax_plan *p
 		table->pages = min(plan->size, dax_size_in_pages(table));
 		table->reach = plan->size;
 		table->missing = min(table->missing, plan->missing);
+		if (plan->stored)
+			table->stored = dax_stored_conclude(plan->stored);
 	}
 	spin_unlock(&table->lock);
 	filemap_invalidate_unlock_shared(table->mapping);
@@ -556,6 +567,8 @@ static int dax_table_attempt(struct dax_table *table, struct dax_plan *plan)
 	int error;
 
 	dax_table_plan(table, plan);
+	if (plan->stored)
+		dax_stored_begin(plan->stored);
 	error = dax_table_fit(table, plan->size);
 	if (error)
 		return error;
@@ -608,9 +621,10 @@ static bool dax_table_is_complete(struct dax_table *table)
 }
 
 /* Refreshes the table by a descriptor whose position may change. */
-static int dax_table_refresh_by(struct dax_table *table, struct file *file)
+static int dax_table_refresh_by(struct dax_table *table, struct file *file,
+				struct dax_stored *stored)
 {
-	struct dax_plan plan = { .file = file };
+	struct dax_plan plan = { .file = file, .stored = stored };
 	int error;
 
 	plan.frames = kmalloc_array(PT_ENTRIES, sizeof(*plan.frames), GFP_KERNEL_ACCOUNT);
@@ -620,6 +634,38 @@ static int dax_table_refresh_by(struct dax_table *table, struct file *file)
 	kfree(plan.frames);
 	if (!error)
 		pt_mounts_unbar(&table->mounts);
+	return error;
+}
+
+/* The first refresh has the stored table, if there is one. */
+static struct dax_stored *dax_table_load_stored(struct dax_table *table, const struct file *file)
+{
+	bool is_first;
+
+	spin_lock(&table->lock);
+	is_first = !table->was_looked_for;
+	table->was_looked_for = true;
+	spin_unlock(&table->lock);
+	return is_first ? dax_stored_load(file) : NULL;
+}
+
+/* The next refresh looks for the stored table. */
+static void dax_table_look_again(struct dax_table *table)
+{
+	spin_lock(&table->lock);
+	table->was_looked_for = false;
+	spin_unlock(&table->lock);
+}
+
+static int dax_table_refresh_with(struct dax_table *table, struct file *file,
+				  struct dax_stored *stored)
+{
+	int error = dax_table_refresh_by(table, file, IS_ERR(stored) ? NULL : stored);
+
+	if (IS_ERR(stored) || (stored && (error == -EINTR || error == -ENOMEM)))
+		dax_table_look_again(table);
+	if (!IS_ERR(stored))
+		dax_stored_free(stored);
 	return error;
 }
 
@@ -639,7 +685,8 @@ int dax_table_refresh(struct dax_table *table, const struct file *file)
 	own = dentry_open(&file->f_path, O_RDONLY | O_LARGEFILE, file->f_cred);
 	if (IS_ERR(own))
 		return PTR_ERR(own);
-	error = dax_table_refresh_by(table, own);
+	dax_blocks_probe(table);
+	error = dax_table_refresh_with(table, own, dax_table_load_stored(table, own));
 	fput(own);
 	return error;
 }
@@ -692,7 +739,7 @@ static void dax_count_wrong(void *data, u64 page, pteval_t leaf)
 	struct dax_census *census = data;
 	u64 frame = 0;
 
-	if (!dax_blocks_find(census->table, page, 1, &frame))
+	if (!dax_blocks_find(census->table, NULL, page, 1, &frame))
 		census->wrong += frame != pt_leaf_pfn(leaf);
 }
 

@@ -8,11 +8,11 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
 
 use serde_json::Value;
 use support::{command, fails, ok, run, text};
 use vellum_dax::{Options, ZeroPool};
+use vellum_testing::patience::eventually;
 
 #[test]
 fn a_file_without_a_table_says_why() {
@@ -27,6 +27,8 @@ fn a_file_without_a_table_says_why() {
     assert_eq!(value["file"]["backend"], "mmap");
     let why = fails(&["dax", "stat", path]);
     assert!(why.contains("has no file table: "), "{why}");
+    let why = fails(&["dax", "store", "/proc/version"]);
+    assert!(why.contains("/proc/version: asking the file system"), "{why}");
     let why = fails(&["dax", "stat", "/nowhere/at/all"]);
     assert!(why.contains("/nowhere/at/all: opening a file: "), "{why}");
 }
@@ -78,9 +80,7 @@ fn a_signal_ends_the_filling() {
     // The command makes another one ready. A second command does not.
     let said = fails(&["dax", "prezero", pool.to_str().unwrap(), "--files=4KiB:1", "--once"]);
     assert!(said.contains("another process fills this pool"), "{said}");
-    while taker.stat().unwrap().ready_files < 2 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("two files are ready", || taker.stat().unwrap().ready_files == 2);
     let id = rustix::process::Pid::from_child(&filler);
     rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
     let ended = filler.wait_with_output().unwrap();
@@ -109,6 +109,11 @@ fn a_file_with_a_table_shows_it() {
     // The command above has used the table, and it was the last.
     let tables = text(&["dax", "tables"]);
     assert!(tables.contains(" pages 2560 ") && tables.contains(" kept 1 "), "{tables}");
-    let last = tables.lines().last().unwrap();
-    assert!(last.contains(" used again") && !last.contains(" 0 are kept"), "{last}");
+    let last: Vec<&str> = tables.lines().rev().take(2).collect();
+    assert!(last[0].starts_with("stored tables so far: "), "{tables}");
+    assert!(last[1].contains(" used again") && !last[1].contains(" 0 are kept"), "{tables}");
+    let stored = text(&["dax", "store", path]);
+    assert!(stored.contains("file: 2560 pages in "), "{stored}");
+    assert!(text(&["dax", "store", path, "--forget"]).contains("file: forgotten"));
+    assert!(text(&["dax", "store", path, "--forget"]).contains("file: nothing was stored"));
 }

@@ -105,6 +105,10 @@ pub struct Tables {
     pub evicted: u64,
     /// Kept tables that went because their memory was wanted back.
     pub reclaimed: u64,
+    /// Tables that were made from stored ones.
+    pub stored_used: u64,
+    /// Stored tables that were not right, or not root's.
+    pub stored_refused: u64,
 }
 
 /// Counts the file tables in the kernel; `None` without the module, or with one that keeps none.
@@ -125,6 +129,8 @@ pub fn tables() -> crate::Result<Option<Tables>> {
         resumed: tables.resumed,
         evicted: tables.evicted,
         reclaimed: tables.reclaimed,
+        stored_used: tables.stored_used,
+        stored_refused: tables.stored_refused,
     }))
 }
 

@@ -49,6 +49,14 @@ pub enum Error {
         /// Why, and what to do.
         reason: String,
     },
+    /// The folder of stored tables is not root's alone.
+    #[error("{} cannot have stored tables: {reason}", folder.display())]
+    UnfitFolder {
+        /// The folder.
+        folder: PathBuf,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// A pool of zeroed files can make files on its own file system alone.
     #[error(
         "the pool {} is on another file system than the file; use a pool on that file system",
@@ -96,6 +104,7 @@ impl Error {
             Self::OutOfRange { .. } | Self::NotAPool { .. } => Errno::INVAL,
             Self::ReadOnly { .. } => Errno::ACCESS,
             Self::TooLong { .. } => Errno::FBIG,
+            Self::UnfitFolder { .. } => Errno::PERM,
             Self::OtherFileSystem { .. } => Errno::XDEV,
             Self::Background { .. } => Errno::IO,
             Self::NoSpace { .. } => Errno::NOSPC,

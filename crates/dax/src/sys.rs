@@ -196,3 +196,69 @@ pub(crate) fn block_signals() {
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut());
     }
 }
+
+/// What the file system tells of a file's blocks at once: the head of `struct fiemap`, and room.
+#[repr(C)]
+struct Asked {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped: u32,
+    count: u32,
+    reserved: u32,
+    extents: [Extent; 64],
+}
+
+/// `struct fiemap_extent`: a part of a file that is in one piece. All numbers are in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Extent {
+    pub(crate) start: u64,
+    /// From the beginning of the file system.
+    pub(crate) place: u64,
+    pub(crate) length: u64,
+    reserved: [u64; 2],
+    pub(crate) flags: u32,
+    more: [u32; 3],
+}
+
+/// No extent follows.
+pub(crate) const EXTENT_LAST: u32 = 1;
+
+/// Some extents of a file from an offset on; none where no more follow.
+pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> Result<Vec<Extent>> {
+    const FIEMAP: Opcode = 0xc020_660b;
+    const SYNC: u32 = 1;
+    let extents = [Extent::default(); 64];
+    let length = u64::MAX - start;
+    let mut asked =
+        Asked { start, length, flags: SYNC, mapped: 0, count: 64, reserved: 0, extents };
+    // SAFETY: the kernel fills as many extents as `count` says there is room for.
+    unsafe { ioctl::ioctl(file, Updater::<FIEMAP, Asked>::new(&mut asked))? };
+    Ok(asked.extents[..asked.mapped as usize].to_vec())
+}
+
+/// The generation of a file's inode: another file of the same number has another one.
+pub(crate) fn generation(file: BorrowedFd<'_>) -> Result<u32> {
+    const GETVERSION: Opcode = 0x8008_7601;
+    let mut generation = 0_u64;
+    // SAFETY: the kernel writes 4 bytes, or 8.
+    unsafe { ioctl::ioctl(file, Updater::<GETVERSION, u64>::new(&mut generation))? };
+    Ok(generation as u32)
+}
+
+/// The UUID of an ext4 that a file is on.
+pub(crate) fn file_system_uuid(file: BorrowedFd<'_>) -> Result<[u64; 2]> {
+    /// `struct fsuuid` with its UUID.
+    #[repr(C)]
+    struct Named {
+        length: u32,
+        flags: u32,
+        uuid: [u64; 2],
+    }
+    const GETFSUUID: Opcode = 0x8008_662c;
+    let mut named = Named { length: 16, flags: 0, uuid: [0; 2] };
+    // SAFETY: the kernel writes as many bytes of the UUID as `length` says there is room for.
+    unsafe { ioctl::ioctl(file, Updater::<GETFSUUID, Named>::new(&mut named))? };
+    Ok(named.uuid)
+}

@@ -71,12 +71,16 @@ pub struct Stat {
     pub stale: u64,
     /// Attachments, of all processes, with those that wait for a flush.
     pub attachments: u64,
+    /// Pages whose blocks a stored table has named.
+    pub stored: u64,
 }
 
 /// A feature: there are heaps.
 pub const HAS_HEAPS: u64 = 1 << 0;
 /// A feature: tables outlive their last user.
 pub const KEEPS_TABLES: u64 = 1 << 1;
+/// A feature: tables that root has stored are looked for.
+pub const READS_STORED: u64 = 1 << 2;
 
 /// `struct vellum_dax_tables`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,6 +104,65 @@ pub struct Tables {
     pub evicted: u64,
     /// Kept tables whose memory was wanted back.
     pub reclaimed: u64,
+    /// Stored tables that tables were made from.
+    pub stored_used: u64,
+    /// Stored tables that were not right, or not root's.
+    pub stored_refused: u64,
+}
+
+/// `struct vellum_dax_stored`: the header of a stored table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Stored {
+    /// [`STORED_MAGIC`].
+    pub magic: u64,
+    /// [`STORED_VERSION`].
+    pub version: u32,
+    /// How many [`Run`]s follow.
+    pub runs: u32,
+    /// The number of the file's inode.
+    pub inode: u64,
+    /// Of the inode.
+    pub generation: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Of the file, in bytes.
+    pub length: u64,
+    /// Of the file system's UUID, the first 8 bytes.
+    pub uuid_first: u64,
+    /// The last 8 bytes.
+    pub uuid_last: u64,
+    /// See [`checksum`].
+    pub checksum: u64,
+}
+
+/// `struct vellum_dax_run`: pages in a row in blocks in a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Run {
+    /// The first block.
+    pub block: u64,
+    /// The first page.
+    pub page: u32,
+    /// How many.
+    pub pages: u32,
+}
+
+/// Where a file system has its stored tables, from its root. The name of each is the number of its
+/// file's inode.
+pub const STORED_FOLDER: &str = ".vellum-tables";
+/// The first word of a stored table.
+pub const STORED_MAGIC: u64 = 0x656c_6261_5478_6144;
+/// The format of stored tables.
+pub const STORED_VERSION: u32 = 1;
+/// What the checksum is multiplied with.
+pub const STORED_PRIME: u64 = 0x0100_0000_01b3;
+/// The most runs of a stored table.
+pub const STORED_RUNS: u32 = 1 << 20;
+
+/// The checksum of a stored table's words, of which that of the checksum is 0.
+pub fn checksum(words: impl IntoIterator<Item = u64>) -> u64 {
+    words.into_iter().fold(0, |sum, word| (sum ^ word).wrapping_mul(STORED_PRIME))
 }
 
 /// `struct vellum_dax_heap`.
@@ -187,9 +250,11 @@ pub const TABLES: u32 = ioctl::read_write::<Tables>(b'D', 10);
 const _: () = {
     assert!(size_of::<Query>() == 24 && offset_of!(Query, flags) == 16);
     assert!(size_of::<Open>() == 16 && offset_of!(Open, flags) == 8);
-    assert!(size_of::<Stat>() == 72 && offset_of!(Stat, attachments) == 64);
+    assert!(size_of::<Stat>() == 80 && offset_of!(Stat, stored) == 72);
     assert!(size_of::<Heap>() == 16 && offset_of!(Heap, flags) == 8);
     assert!(size_of::<Attach>() == 32 && offset_of!(Attach, address) == 24);
     assert!(size_of::<HeapStat>() == 80 && offset_of!(HeapStat, served_faults) == 72);
-    assert!(size_of::<Tables>() == 64 && offset_of!(Tables, reclaimed) == 56);
+    assert!(size_of::<Tables>() == 80 && offset_of!(Tables, stored_refused) == 72);
+    assert!(size_of::<Stored>() == 64 && offset_of!(Stored, checksum) == 56);
+    assert!(size_of::<Run>() == 16 && offset_of!(Run, pages) == 12);
 };

@@ -71,20 +71,25 @@ fn view_of_dax() -> View {
         &mut view,
         "VELLUM_DAX_",
         &named!(vellum_uapi::dax;
-            UNIT READ_UNIT MAX_EXTENT DURABLE NOSYNC HAS_HEAPS KEEPS_TABLES HEAP_WRITES MAX_BATCH
+            UNIT READ_UNIT MAX_EXTENT DURABLE NOSYNC HAS_HEAPS KEEPS_TABLES READS_STORED
+            HEAP_WRITES MAX_BATCH STORED_MAGIC STORED_VERSION STORED_PRIME STORED_RUNS
             QUERY OPEN REFRESH STAT HEAP ATTACH DETACH REAP HEAP_STAT TABLES),
     );
     structure!(view, "vellum_dax_query", dax::Query, size version features flags);
     structure!(view, "vellum_dax_open", dax::Open, size file flags);
     structure!(view, "vellum_dax_stat", dax::Stat,
-        size order flags pages leaves tables mounts barred stale attachments);
+        size order flags pages leaves tables mounts barred stale attachments stored);
     structure!(view, "vellum_dax_heap", dax::Heap, size batch flags);
     structure!(view, "vellum_dax_attach", dax::Attach, size file offset length address);
     structure!(view, "vellum_dax_heap_stat", dax::HeapStat,
         size batch regions taken attached served zombies attaches detaches flushes
         served_faults);
     structure!(view, "vellum_dax_tables", dax::Tables,
-        size reserved tables kept kept_bytes kept_most resumed evicted reclaimed);
+        size reserved tables kept kept_bytes kept_most resumed evicted reclaimed stored_used
+        stored_refused);
+    structure!(view, "vellum_dax_stored", dax::Stored,
+        magic version runs inode generation reserved length uuid_first uuid_last checksum);
+    structure!(view, "vellum_dax_run", dax::Run, block page pages);
     view
 }
 

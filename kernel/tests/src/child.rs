@@ -4,6 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use crate::counters::PATIENCE;
 use crate::{access, sys};
 
 /// How a process ended.
@@ -30,9 +31,6 @@ impl End {
 pub struct Child {
     process: i32,
 }
-
-/// How long a child may take before it counts as stuck.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 impl Child {
     /// Forks a process that runs `work` and exits with the status that it returns. It has a copy of

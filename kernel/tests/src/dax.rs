@@ -11,6 +11,7 @@ use vellum_uapi::dax::{self, Attach, HEAP_WRITES, HeapStat, Open, Query, READ_UN
 
 use crate::persistent::{self, FOLDER};
 use crate::sys::{self, READ_WRITE, Request};
+use crate::threads::wait_until;
 use crate::{Mapping, PAGE, Turn, access, turn};
 
 /// The device in the guest.
@@ -27,9 +28,7 @@ pub fn dax_turn() -> Option<Turn> {
     let turn = turn()?;
     if !is_mounted_for_dax() {
         // Another test has put Morsels there.
-        while persistent::unmount().is_ok() {}
-        format();
-        mount();
+        begin_anew();
     }
     Some(turn)
 }
@@ -47,6 +46,15 @@ pub fn mount() {
 /// Mounts it with another option.
 pub fn mount_with(option: &str) {
     run("mount", &["-t", "ext4", "-o", option, persistent::DEVICE, FOLDER]);
+}
+
+/// Makes the file system on the persistent memory anew. Other tests have left free places of all
+/// lengths there, and something in the boot loader's inode. In an empty file system files are in
+/// few pieces.
+pub fn begin_anew() {
+    persistent::unmount_all();
+    format();
+    mount();
 }
 
 fn is_mounted_for_dax() -> bool {
@@ -190,6 +198,15 @@ impl Drop for KeptBound {
     fn drop(&mut self) {
         fs::write(Self::PARAMETER, &self.0).expect(Self::PARAMETER);
     }
+}
+
+/// Forgets all tables. None has a user but the worker, which may be refreshing one: that one would
+/// be kept if the bound were back when the worker ends.
+#[track_caller]
+pub fn forget_kept() {
+    let _none = KeptBound::none();
+    wait_until(|| tables().tables == 0);
+    assert_eq!((tables().kept, tables().kept_bytes), (0, 0));
 }
 
 /// A descriptor of a table.

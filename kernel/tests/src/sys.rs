@@ -1,7 +1,7 @@
 //! System calls with any arguments, which return their error.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::io::Errno;
 
@@ -24,6 +24,15 @@ pub fn last_error() -> Errno {
 pub fn ioctl(fd: BorrowedFd<'_>, command: u32, argument: u64) -> Result<u64, Errno> {
     // SAFETY: the device writes to nothing but the memory that the caller named for it.
     checked(unsafe { libc::ioctl(fd.as_raw_fd(), command.into(), argument) }.into())
+}
+
+/// `fcntl` with a number, which must succeed.
+#[track_caller]
+pub fn fcntl(file: &impl AsRawFd, command: i32, argument: i32) -> i32 {
+    // SAFETY: these commands read and write no memory of the process.
+    let outcome = unsafe { libc::fcntl(file.as_raw_fd(), command, argument) };
+    assert!(outcome >= 0, "fcntl {command}: {:?}", last_error());
+    outcome
 }
 
 /// A request for `mmap`.

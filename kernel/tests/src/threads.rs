@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::counters::PATIENCE;
+
 /// The number of processors of the machine. The affinity of this thread does not tell, because a
 /// thread inherits that of the thread that starts it.
 pub fn processors() -> usize {
@@ -61,9 +63,6 @@ impl Stop {
         AtEnd(self)
     }
 }
-
-/// How long a test waits for another thread. The host may be busy.
-const PATIENCE: Duration = Duration::from_secs(200);
 
 /// Waits until a condition holds that another thread brings about.
 #[track_caller]

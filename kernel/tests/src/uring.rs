@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use io_uring::squeue::{Entry, Flags};
 use io_uring::{IoUring, opcode, types};
 
+use crate::counters::PATIENCE;
+
 /// A ring.
 pub struct Ring {
     ring: IoUring,
@@ -17,9 +19,6 @@ impl std::fmt::Debug for Ring {
         formatter.write_str("Ring")
     }
 }
-
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Ring {
     /// An empty one.

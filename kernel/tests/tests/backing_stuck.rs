@@ -35,12 +35,14 @@ fn slow() -> File {
     device().open()
 }
 
-/// Kills a child that is stuck in `work`.
+/// Kills a child that is stuck in `work`. Returns when it began: the device answers none of its
+/// requests before [`DELAY`] is over.
 #[track_caller]
-fn kill_in(what: &str, work: impl Fn()) {
+fn kill_in(what: &str, work: impl Fn()) -> Instant {
     let mut took = Duration::ZERO;
     for _ in 0..ATTEMPTS {
         let before = device().requests();
+        let begun = Instant::now();
         let child = Child::start(|| {
             work();
             0
@@ -52,7 +54,7 @@ fn kill_in(what: &str, work: impl Fn()) {
         child.kill();
         took = start.elapsed();
         if took < SOON {
-            return;
+            return begun;
         }
     }
     panic!("{what}: gone after {took:?}");
@@ -96,7 +98,6 @@ fn a_process_that_waits_for_its_backing_can_be_killed() {
     std::thread::sleep(DELAY);
     let before = Memory::now();
     round();
-    std::thread::sleep(DELAY);
     before.assert_back();
 }
 
@@ -106,13 +107,13 @@ fn a_process_that_fills_a_morsel_can_be_killed() {
     let file = slow();
     for flags in [0, vellum_uapi::morsel::PINNABLE] {
         let morsel = Morsel::new(2, 16 << 20, flags);
-        kill_in("a fill", || {
+        let begun = kill_in("a fill", || {
             let _ = morsel.fill(&file, 0, 0, 12 << 20);
         });
-        // The device may still write to the Morsel's pages.
-        assert!(morsel.seal(vellum_uapi::morsel::SEAL_CONTENT).is_err());
-        std::thread::sleep(DELAY);
-        assert!(morsel.seal(vellum_uapi::morsel::SEAL_CONTENT).is_ok());
+        // The device may still write to the Morsel's pages, until it has answered.
+        let refused = morsel.seal(vellum_uapi::morsel::SEAL_CONTENT).is_err();
+        assert!(refused || begun.elapsed() >= DELAY);
+        wait_until(|| morsel.seal(vellum_uapi::morsel::SEAL_CONTENT).is_ok());
         kill_in("a fill of a Morsel that is then gone", || {
             let own = Morsel::new(2, 16 << 20, flags);
             let _ = own.fill(&file, 0, 0, 12 << 20);

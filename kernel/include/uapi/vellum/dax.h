@@ -59,6 +59,8 @@ struct vellum_dax_query {
 #define VELLUM_DAX_HAS_HEAPS		(1ULL << 0)
 /* Tables outlive their last user; there is TABLES. */
 #define VELLUM_DAX_KEEPS_TABLES		(1ULL << 1)
+/* Tables that root has stored are looked for. */
+#define VELLUM_DAX_READS_STORED		(1ULL << 2)
 
 /*
  * Opens the table of a file, and makes it if there is none. Returns a descriptor with the file
@@ -110,6 +112,7 @@ struct vellum_dax_stat {
 	__u64 barred;		/* of these, those that the file system serves */
 	__u64 stale;		/* 1: the table has to be refreshed before it is mapped again */
 	__u64 attachments;	/* to heaps of all processes, with those that wait for a flush */
+	__u64 stored;		/* pages whose blocks a stored table has named */
 };
 
 /* All tables in this kernel, and how often things happened. In: size. Out: all fields. */
@@ -123,7 +126,48 @@ struct vellum_dax_tables {
 	__u64 resumed;		/* kept tables that were used again, since the module was loaded */
 	__u64 evicted;		/* that have gone with their inodes */
 	__u64 reclaimed;	/* that have gone because of the bound, or as memory was short */
+	__u64 stored_used;	/* stored tables that tables were made from */
+	__u64 stored_refused;	/* that were not right, or not root's */
 };
+
+/*
+ * A stored table says where the blocks of a file are, so that the kernel need not ask the file
+ * system for them one by one when it makes the file's table. It is a file on the same file system:
+ * `.vellum-tables/NUMBER`, from the file system's root, with the number of the file's inode in
+ * decimal. It has this header, and then runs: pages in a row in blocks in a row, in the order of
+ * the pages. All numbers are little-endian.
+ *
+ * The kernel uses it if the folder and the file are root's, and no other user may write them, if
+ * all fields and the checksum are right, and as far as the file system confirms each run. Otherwise
+ * it asks the file system for the blocks of all pages. Pages in no run, too, are asked for.
+ *
+ * The checksum begins as 0. For each word of 8 bytes it becomes the exclusive or of itself and the
+ * word, times VELLUM_DAX_STORED_PRIME.
+ */
+struct vellum_dax_stored {
+	__u64 magic;		/* VELLUM_DAX_STORED_MAGIC */
+	__u32 version;		/* VELLUM_DAX_STORED_VERSION */
+	__u32 runs;		/* how many follow */
+	__u64 inode;		/* the file's */
+	__u32 generation;	/* of the inode */
+	__u32 reserved;		/* 0 */
+	__u64 length;		/* of the file, in bytes */
+	__u64 uuid_first;	/* of the file system: bytes 0 to 7 */
+	__u64 uuid_last;	/* bytes 8 to 15 */
+	__u64 checksum;		/* of header and runs; with 0 here while it is computed */
+};
+
+struct vellum_dax_run {
+	__u64 block;		/* the first one, from the file system's beginning */
+	__u32 page;		/* the first one, from the file's beginning */
+	__u32 pages;
+};
+
+#define VELLUM_DAX_STORED_MAGIC		0x656c626154786144ULL	/* "DaxTable" */
+#define VELLUM_DAX_STORED_VERSION	1
+#define VELLUM_DAX_STORED_PRIME		0x100000001b3ULL
+/* The most runs. */
+#define VELLUM_DAX_STORED_RUNS		(1 << 20)
 
 /*
  * Ephemeral mappings. A heap is one mapping of a process, made once, in which any thread maps parts
@@ -196,7 +240,8 @@ struct vellum_dax_attach {
  *
  * Errors: EINVAL nothing is attached there; ENXIO as for ATTACH.
  *
- * REAP flushes at once for all that was detached. It has no argument.
+ * REAP flushes at once for all that was detached, and waits for those that other threads flush for.
+ * It has no argument.
  */
 
 /* What is in a heap. In: size. Out: all fields. */

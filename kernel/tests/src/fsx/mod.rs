@@ -19,7 +19,7 @@ mod views;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use file::Subject;
 use views::Heaps;
@@ -265,18 +265,9 @@ impl Round {
         drop(self.heaps);
         if session.random.one_in(MOUNTS) {
             session.note("mount again".to_owned());
-            unmount();
+            persistent::unmount_when_unused();
             dax::mount();
         }
         closed.open().check(session);
-    }
-}
-
-/// A refresh of a table that was just closed may be under way, and holds the file system.
-fn unmount() {
-    let begin = Instant::now();
-    while let Err(errno) = persistent::unmount() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "umount: {errno}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -9,9 +9,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 
 use crate::PAGE;
-
-/// How long an entry may take before it counts as lost.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::counters::PATIENCE;
 
 /// A ring, without buffers at first.
 pub(super) struct Ring(IoUring);

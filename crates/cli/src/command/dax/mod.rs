@@ -4,6 +4,7 @@ mod file;
 mod prezero;
 mod probe;
 mod stat;
+mod store;
 mod tables;
 
 use clap::Subcommand;
@@ -17,6 +18,7 @@ Examples:
   vellum dax stat /mnt/pmem/model      its table
   vellum dax tables                    all tables in this kernel (root)
   vellum dax prezero /mnt/pmem/zeroed  keeps zeroed files ready for programs
+  vellum dax store /mnt/pmem/model     has its table made faster after a restart (root)
 
 A file table is the page tables of a file on persistent memory, which processes map by one entry:
 only the first access faults. Needs Vellum's kernel module and ext4 mounted with -o dax; without
@@ -36,6 +38,7 @@ enum Command {
     Stat(stat::Arguments),
     Tables(tables::Arguments),
     Prezero(prezero::Arguments),
+    Store(store::Arguments),
 }
 
 /// Runs the command.
@@ -48,5 +51,6 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Command::Stat(arguments) => stat::run(arguments),
         Command::Tables(arguments) => tables::run(arguments),
         Command::Prezero(arguments) => prezero::run(arguments),
+        Command::Store(arguments) => store::run(arguments),
     }
 }

@@ -12,8 +12,9 @@ const CHECK: &str = "/sys/kernel/debug/vellum/file-tables";
 const HELP: &str = "\
 Each line is a table, with all that does not add up: 'wrong leaves' and 'wrong entries' must be 0.
 A table that nothing uses is kept for the next use of its file, until the kernel needs the memory or
-has the file cached no longer. The last line counts these; the module's parameter dax_kept_kib is
-their bound, and 0 frees them. Only root may run the command.";
+has the file cached no longer. The last line but one counts these; the module's parameter
+dax_kept_kib is their bound, and 0 frees them. The last line counts what 'vellum dax store' has
+written and the kernel has found. Only root may run the command.";
 
 /// Check and list all file tables in this kernel
 #[derive(clap::Args)]
@@ -41,6 +42,10 @@ pub fn run(_: &Arguments) -> Outcome {
             tables.resumed,
             tables.evicted,
             tables.reclaimed,
+        ))?;
+        output.line(&format!(
+            "stored tables so far: {} used, {} refused",
+            tables.stored_used, tables.stored_refused
         ))?;
     }
     output.finish()
