@@ -1,5 +1,6 @@
 //! The contents of the guest: busybox, modules, and test programs with the libraries they need.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -41,6 +42,12 @@ const PMEM_MODULES: [&str; 2] = ["nfit", "nd_pmem"];
 const PMEM_PROGRAMS: [(&str, &str); 2] =
     [("/usr/bin/ndctl", "ndctl"), ("/sbin/mke2fs", "e2fsprogs")];
 
+/// Modules for a virtio disk.
+const DISK_MODULES: [&str; 2] = ["virtio_pci", "virtio_blk"];
+
+/// What programs have noted in their guests, for the guests after these: `lab: note NAME VALUE`.
+pub type Notes = BTreeMap<String, String>;
+
 /// The parts of this guest that other guests need not have.
 #[derive(Clone, Debug)]
 pub struct Equipment {
@@ -48,6 +55,10 @@ pub struct Equipment {
     pub scratch: PathBuf,
     /// Bytes of its persistent memory, which is set up for DAX, and mounted at `/pmem`.
     pub pmem: Option<u64>,
+    /// Bytes of its virtio disk, `/dev/vda`, which may outlive it.
+    pub disk: Option<u64>,
+    /// The notes of earlier guests, which it has in `/notes`.
+    pub notes: Notes,
     /// More of the kernel's modules, by name.
     pub modules: Vec<String>,
     /// A folder whose modules are built, loaded before the tests and unloaded after.
@@ -89,6 +100,12 @@ pub fn archive(kernel: &Kernel, work: &Work, equipment: &Equipment) -> Result<Ve
         wanted.extend(PMEM_MODULES);
         pmem(&mut archive)?;
     }
+    if equipment.disk.is_some() {
+        wanted.extend(DISK_MODULES);
+    }
+    let notes: String =
+        equipment.notes.iter().map(|(name, value)| format!("{name} {value}\n")).collect();
+    archive.file("notes", 0o644, notes.as_bytes());
     wanted.extend(equipment.modules.iter().map(String::as_str));
     let mut order = String::new();
     for module in modules::closure(kernel, &wanted)? {

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result};
 
+use crate::disk;
 use crate::kernel::Kernel;
 use crate::monitor;
 use crate::packages::starting;
@@ -62,6 +63,8 @@ pub struct Files<'a> {
     pub lent: &'a Path,
     /// Contents of its persistent memory, if it has some; changes are kept.
     pub pmem: Option<&'a Path>,
+    /// Whether it has a disk that the lab serves: a virtio disk.
+    pub is_served: bool,
     /// The file for the kernel's messages.
     pub messages: &'a Path,
 }
@@ -111,6 +114,10 @@ impl Machine {
             "nvme,serial=lab,drive=disk",
         ]);
         command.args(["-drive", &drive("lent", files.lent), "-device", LENT]);
+        if files.is_served {
+            let device = "virtio-blk-pci,drive=kept,disable-legacy=on";
+            command.args(["-drive", &served(), "-device", device]);
+        }
         command.args(monitor::arguments());
         if !interactive {
             command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -157,6 +164,13 @@ fn start_kernel(command: &mut Command, kernel: &Kernel, archive: &Path, told: St
 /// Contents of a disk, to which changes are not kept.
 fn drive(name: &str, file: &Path) -> String {
     format!("if=none,id={name},format=raw,snapshot=on,file={}", file.display())
+}
+
+/// The disk that the lab serves. The guest sees that it has a cache, and flushes it.
+fn served() -> String {
+    let socket = disk::socket();
+    let server = format!("file.server.type=unix,file.server.path={socket},file.server.abstract=on");
+    format!("if=none,id=kept,format=raw,cache=writeback,file.driver=nbd,{server}")
 }
 
 /// The emulated processor: all that the emulator knows, but the fast string instructions. The

@@ -9,6 +9,7 @@ mod build;
 mod cleaner;
 mod crash;
 mod debug;
+mod disk;
 mod guest;
 mod kernel;
 mod lock;

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
 
 use crate::crash::Crash;
-use crate::guest::{Equipment, Test};
+use crate::guest::{Equipment, Notes, Test};
 use crate::machine::Machine;
 
 /// Bytes of the persistent memory.
@@ -97,7 +97,7 @@ pub enum Chore {
         #[arg(required = true, value_name = "NAME=PROGRAM")]
         tests: Vec<String>,
     },
-    /// Kill the machine while programs run, then have others check its persistent memory
+    /// Kill the machine while programs run, then have others check its persistent memory, or a disk
     Crash(Crash),
     /// A shell in the guest
     Shell,
@@ -137,6 +137,8 @@ impl Arguments {
         Equipment {
             scratch: self.scratch.clone(),
             pmem: self.pmem.as_ref().map(|_| self.pmem_gib.map_or(PMEM, |gib| gib << 30)),
+            disk: None,
+            notes: Notes::new(),
             modules: self.modules.iter().map(|name| name.replace('-', "_")).collect(),
             folder: self.build.clone(),
             is_unloaded: self.unloaded,

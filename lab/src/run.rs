@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use crate::cleaner::Cleaner;
+use crate::disk::{Disk, Served};
 use crate::guest::{self, Equipment, Work};
 use crate::kernel::Kernel;
 use crate::machine::{Files, Machine};
@@ -30,6 +31,8 @@ pub struct Run<'a> {
     kernel: &'a Kernel,
     cleaner: Cleaner,
     pmem: Option<PathBuf>,
+    /// Whether the lab serves a disk to it.
+    is_served: bool,
 }
 
 /// When the lab stops waiting for a machine.
@@ -43,6 +46,22 @@ pub struct Limits {
     pub kill_after: Option<Duration>,
 }
 
+/// What outlives a machine, besides what it has said.
+#[derive(Debug, Default)]
+pub struct Kept<'a> {
+    /// The file with its persistent memory.
+    pub pmem: Option<&'a Path>,
+    /// Its virtio disk.
+    pub disk: Option<&'a mut Option<Disk>>,
+}
+
+impl<'a> Kept<'a> {
+    /// Persistent memory alone, if any.
+    pub fn memory(pmem: Option<&'a Path>) -> Kept<'a> {
+        Kept { pmem, disk: None }
+    }
+}
+
 /// Puts a machine together and watches it.
 ///
 /// # Errors
@@ -51,10 +70,16 @@ pub fn perform(
     kernel: &Kernel,
     work: &Work,
     equipment: &Equipment,
-    kept: Option<&Path>,
+    kept: Kept<'_>,
     (machine, limits): (&Machine, Limits),
 ) -> Result<Verdict> {
-    Run::prepare(kernel, work, equipment, kept)?.watch(machine, limits)
+    let mut run = Run::prepare(kernel, work, equipment, kept.pmem)?;
+    let Some(place) = kept.disk else { return run.watch(machine, limits) };
+    let served = place.take().map(Served::start).transpose()?;
+    run.is_served = served.is_some();
+    let verdict = run.watch(machine, limits);
+    *place = served.map(Served::end).transpose()?;
+    verdict
 }
 
 impl<'a> Run<'a> {
@@ -88,7 +113,7 @@ impl<'a> Run<'a> {
             }
             pmem = Some(path);
         }
-        Ok(Run { kernel, cleaner, pmem })
+        Ok(Run { kernel, cleaner, pmem, is_served: false })
     }
 
     /// Hands the machine to the user at the terminal until it is off.
@@ -118,6 +143,10 @@ impl<'a> Run<'a> {
         child.kill()?;
         child.wait()?;
         self.cleaner.release()?;
+        // What it has said before it was killed counts.
+        for line in lines.iter().filter(|line| is_note(line)) {
+            verdict.line(&line);
+        }
         drop(lines);
         if reader.join().is_err() {
             bail!("reading the emulator's output failed");
@@ -150,8 +179,9 @@ impl<'a> Run<'a> {
         let (archive, messages) = (file("archive"), file("messages"));
         let (disk, lent) = (file("disk"), file("lent"));
         let pmem = self.pmem.as_deref();
+        let (is_served, messages) = (self.is_served, &messages);
         let files =
-            Files { archive: &archive, disk: &disk, lent: &lent, pmem, messages: &messages };
+            Files { archive: &archive, disk: &disk, lent: &lent, pmem, is_served, messages };
         let child = machine.start(self.kernel, files, interactive)?;
         self.cleaner.watch_over(child.id())?;
         Ok(child)
@@ -163,13 +193,23 @@ fn lines_of(child: &mut Child) -> Result<(Receiver<String>, JoinHandle<()>)> {
     let output = child.stdout.take().context("the emulator has no output")?;
     let (sender, lines) = mpsc::channel();
     let reader = thread::spawn(move || {
-        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
-            if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+        let (mut output, mut line) = (BufReader::new(output), Vec::new());
+        while output.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
+            let text = String::from_utf8_lossy(&line);
+            // A machine that dies in the midst of a note has not noted it.
+            let is_torn = is_note(&text) && !text.ends_with('\n');
+            if is_torn || sender.send(text.into_owned()).is_err() {
                 break;
             }
+            line.clear();
         }
     });
     Ok((lines, reader))
+}
+
+/// Whether a program notes something for the guests after its own.
+fn is_note(line: &str) -> bool {
+    line.starts_with("lab: note ")
 }
 
 /// Looks at the processors, and the time between the looks.
@@ -201,10 +241,16 @@ fn follow(lines: &Receiver<String>, limits: Limits, verdict: &mut Verdict) -> Wa
     let mut deadline = Instant::now() + limits.patience;
     let mut death = None;
     loop {
+        if death.is_some_and(|death| death <= Instant::now()) {
+            verdict.killed();
+            return Watch::Over;
+        }
         let until = death.map_or(deadline, |death| deadline.min(death));
         match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(line) => {
-                println!("    {}", line.trim_end());
+                if !is_note(&line) {
+                    println!("    {}", line.trim_end());
+                }
                 if verdict.line(&line) {
                     deadline = Instant::now() + limits.patience;
                 } else if line.trim_end() == "lab: ready" {
@@ -212,10 +258,7 @@ fn follow(lines: &Receiver<String>, limits: Limits, verdict: &mut Verdict) -> Wa
                 }
             }
             Err(RecvTimeoutError::Disconnected) => return Watch::Over,
-            Err(RecvTimeoutError::Timeout) if death.is_some_and(|death| death <= deadline) => {
-                verdict.killed();
-                return Watch::Over;
-            }
+            Err(RecvTimeoutError::Timeout) if death.is_some_and(|death| death <= deadline) => {}
             Err(RecvTimeoutError::Timeout) => {
                 verdict.hung(limits.patience);
                 return Watch::Hung;

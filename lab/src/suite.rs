@@ -9,7 +9,7 @@ use crate::guest::Work;
 use crate::kernel::Kernel;
 use crate::machine::Machine;
 use crate::options::Arguments;
-use crate::run::{Limits, perform};
+use crate::run::{Kept, Limits, perform};
 use crate::verdict::Verdict;
 
 /// Runs programs on each kernel with each number of processors; true if nothing failed.
@@ -25,7 +25,7 @@ pub fn run_all(
     everywhere(arguments, kernels, |kernel, machine| {
         let patience = patience_for(kernel, machine, patience);
         let how = (machine, Limits { patience, kill_after: None });
-        perform(kernel, work, &arguments.equipment(), arguments.kept(), how)
+        perform(kernel, work, &arguments.equipment(), Kept::memory(arguments.kept()), how)
     })
 }
 

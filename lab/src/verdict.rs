@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::guest::Notes;
+
 /// Lines of the kernel's messages that are shown from its first complaint on.
 const CONTEXT: usize = 60;
 
@@ -48,6 +50,8 @@ pub struct Verdict {
     pub failed: u64,
     /// The failures, in words.
     pub troubles: Vec<String>,
+    /// What the programs have noted.
+    pub notes: Notes,
     /// The time of each program that has ended.
     times: Vec<(Duration, String)>,
     running: Option<Program>,
@@ -116,6 +120,9 @@ impl Verdict {
             }
             (Some("failed"), ..) => self.fail(words.to_owned()),
             (Some("done"), ..) => self.ending = Ending::Done,
+            (Some("note"), Some(name), Some(value)) => {
+                self.notes.insert(name.to_owned(), value.to_owned());
+            }
             _ => {}
         }
     }
@@ -158,6 +165,7 @@ impl Verdict {
         self.failed += other.failed;
         self.troubles.extend(other.troubles);
         self.times.extend(other.times);
+        self.notes.extend(other.notes);
     }
 
     /// The programs that took longest, and how long, as a list in words.
@@ -212,6 +220,14 @@ mod tests {
         let verdict = verdict(&lines, "[    0.1] Linux version 6.1\n");
         assert_eq!((verdict.passed, verdict.failed), (12, 0), "{verdict:?}");
         assert!(verdict.troubles.is_empty());
+    }
+
+    #[test]
+    fn the_last_note_of_each_name_counts() {
+        let lines = ["lab: note a 1", "lab: note b one two\r", "lab: note a 2", "lab: done"];
+        let notes = Vec::from_iter(verdict(&lines, "").notes);
+        let note = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(notes, [note("a", "2"), note("b", "one two")]);
     }
 
     #[test]

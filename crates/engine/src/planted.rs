@@ -32,6 +32,12 @@ pub enum StoreBug {
     LostRecord,
     /// Recovery writes its clean header before the pages.
     EarlyRecoveryHeader,
+    /// A store that goes on with recovered pages in memory lacks the first of them.
+    LostRedone,
+    /// A page that recovery has left pending is read as the file has it.
+    UnredonePage,
+    /// The repair of a page leaves out what came after its image.
+    HalfRepair,
     /// Recovery relies on a header that may not be durable.
     TrustedHeader,
     /// A commit does not compare the keys that the transaction has read.

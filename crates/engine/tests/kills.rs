@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use tempfile::tempdir;
 use vellum::{Error, Options, Store, Tree};
+use vellum_testing::patience::eventually;
 use vellum_testing::random::Random;
 
 /// Where the child finds the store, and how many changes of each thread were acknowledged.
@@ -127,13 +128,15 @@ fn options() -> Options {
 
 /// Opens the store once the kernel has ended what a killed process had begun, and so its lock.
 fn open(path: &Path, options: &Options) -> Store {
-    for _ in 0..10_000 {
+    let mut store = None;
+    eventually("the store is in use no more", || {
         match Store::open(path, options) {
-            Err(Error::InUse(_)) => thread::sleep(Duration::from_millis(1)),
-            opened => return opened.unwrap(),
+            Err(Error::InUse(_)) => {}
+            opened => store = Some(opened.unwrap()),
         }
-    }
-    panic!("the store stays in use");
+        store.is_some()
+    });
+    store.unwrap()
 }
 
 /// Runs in the child, which ends by being killed.

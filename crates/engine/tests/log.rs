@@ -167,9 +167,9 @@ fn a_store_recovers_whatever_the_options_are() {
 }
 
 #[test]
-fn a_log_is_read_again_for_pages_that_do_not_fit_in_memory() {
+fn a_log_is_read_again_for_pages_that_do_not_fit_in_memory_unless_it_goes_on() {
     let folder = tempdir().unwrap();
-    let (path, copy) = (folder.path().join("open"), folder.path().join("crashed"));
+    let path = folder.path().join("open");
     let store = Store::create(&path, &long()).unwrap();
     let tree = store.create_tree("tree").unwrap();
     for round in 0..2_u32 {
@@ -179,22 +179,28 @@ fn a_log_is_read_again_for_pages_that_do_not_fit_in_memory() {
         }
     }
     store.sync().unwrap();
-    copy_open(&path, &copy);
-    let told = Arc::new(AtomicU64::new(0));
-    let progress = told.clone();
-    let options = long().on_recovery(move |now| {
-        progress.store(now.bytes_done, Ordering::SeqCst);
-    });
-    let store = Store::open(&copy, &options).unwrap();
-    let report = store.recovery().unwrap();
-    // The pool has 4 MiB.
-    assert!(report.pages > 1500, "{report:?}");
-    let times = told.load(Ordering::SeqCst) / report.log_bytes;
-    assert!((3..=8).contains(&times), "{times}");
-    assert!(store.check(&mut |_| ()).unwrap().is_sound());
-    let tree = store.tree("tree").unwrap();
-    for number in 0..60_000_u32 {
-        assert_eq!(*tree.get(&key(number)).unwrap().unwrap(), [(number + 1) as u8; 100]);
+    for goes_on in [true, false] {
+        let copy = folder.path().join(format!("crashed-{goes_on}"));
+        copy_open(&path, &copy);
+        let told = Arc::new(AtomicU64::new(0));
+        let progress = told.clone();
+        let options = long().log(goes_on).on_recovery(move |now| {
+            progress.store(now.bytes_done, Ordering::SeqCst);
+        });
+        let store = Store::open(&copy, &options).unwrap();
+        let report = store.recovery().unwrap();
+        // The pool has 4 MiB.
+        assert!(report.pages > 1500, "{report:?}");
+        let times = told.load(Ordering::SeqCst) / report.log_bytes;
+        let expected = if goes_on { 1..=1 } else { 3..=8 };
+        assert!(expected.contains(&times), "{times}");
+        assert!(store.check(&mut |_| ()).unwrap().is_sound());
+        let tree = store.tree("tree").unwrap();
+        for number in 0..60_000_u32 {
+            assert_eq!(*tree.get(&key(number)).unwrap().unwrap(), [(number + 1) as u8; 100]);
+        }
+        store.close().unwrap();
+        assert!(Store::open(&copy, &long()).unwrap().recovery().is_none());
     }
 }
 

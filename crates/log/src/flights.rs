@@ -18,6 +18,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::aloft::Stage;
+#[cfg(feature = "testing")]
+use crate::aloft::{Airspace, Aloft};
 use crate::block::{Block, CLOSES, LENGTH, Lsn, PAYLOAD_U64, STARTS};
 use crate::device::{LogDevice, Written, is_full};
 use crate::error::LogError;
@@ -38,6 +41,10 @@ const GROUPS: usize = 16;
 
 /// So long the thread of the log waits for more records that are to become durable soon.
 const GATHER: Duration = Duration::from_millis(1);
+
+/// In a simulation with a slow device, each turn of those for which a caller waits takes so long.
+#[cfg(feature = "testing")]
+const TURN: Duration = Duration::from_micros(100);
 
 /// What the threads of a log share.
 pub(crate) struct Shared {
@@ -70,6 +77,8 @@ pub(crate) struct Shared {
     /// Threads that have the device make room now, or wait until it has.
     in_need: AtomicU64,
     home: Home,
+    #[cfg(feature = "testing")]
+    pub(crate) airspace: Airspace,
 }
 
 /// A device, for one log alone until this is dropped or ends.
@@ -164,6 +173,8 @@ impl Shared {
             supply: Mutex::new(()),
             in_need: AtomicU64::new(0),
             home: Home::new(),
+            #[cfg(feature = "testing")]
+            airspace: Airspace::default(),
         }
     }
 
@@ -239,15 +250,36 @@ impl Shared {
             flow = match flight {
                 Some(flight) => {
                     drop(flow);
-                    flight.run();
+                    self.carry(flight);
                     lock(&self.flow)
                 }
-                None => {
-                    let flight = self.flight_of(&flow, blocks);
-                    wait(self.landed(flight), flow)
-                }
+                None => self.wait_for_landing(flow, blocks),
             };
         }
+    }
+
+    /// Waits until a flight may have landed that carries the last of these blocks, or until the
+    /// caller may lead one.
+    fn wait_for_landing<'a>(
+        &'a self,
+        flow: MutexGuard<'a, Flow>,
+        blocks: u64,
+    ) -> MutexGuard<'a, Flow> {
+        #[cfg(feature = "testing")]
+        if self.airspace.is_open() {
+            drop(flow);
+            self.wait_a_turn();
+            return lock(&self.flow);
+        }
+        let flight = self.flight_of(&flow, blocks);
+        wait(self.landed(flight), flow)
+    }
+
+    /// Carries a flight to the device, unless it stays aloft in a simulation.
+    fn carry(&self, flight: Flight<'_>) {
+        #[cfg(feature = "testing")]
+        let Some(flight) = self.keep_aloft(flight, Stage::Taken) else { return };
+        flight.run();
     }
 
     /// What is known already about blocks becoming durable.
@@ -257,6 +289,10 @@ impl Shared {
             Some(Ok(()))
         } else if flow.poison.is_some() || flow.closing {
             Some(Err(flow.failure()))
+        } else if is_planted(LogBug::SubmittedIsDurable) && self.ring.sealed() >= blocks
+            || flow.believed() >= blocks
+        {
+            Some(Ok(()))
         } else if reserved.div_ceil(PAYLOAD_U64) < blocks {
             let (lsn, end) = (Lsn::of_block(blocks - 1), Lsn::of_position(reserved));
             Some(Err(LogError::NotAppended { lsn, end }))
@@ -384,7 +420,7 @@ impl Shared {
 
     /// Calls those that have waited long enough.
     fn call_back(&self, mut flow: MutexGuard<'_, Flow>) {
-        let durable = self.ring.durable();
+        let durable = self.ring.durable().max(flow.believed());
         let later = flow.callbacks.split_off(&(durable + 1, 0));
         let ready = std::mem::replace(&mut flow.callbacks, later);
         let failed = match flow.poison {
@@ -426,7 +462,7 @@ impl Shared {
         self.asked.fetch_max(blocks, Ordering::AcqRel);
         let mut flow = lock(&self.flow);
         if blocks > self.ring.sealed() && flow.due.is_none() {
-            flow.due = Some(Instant::now() + GATHER);
+            flow.due = Some(self.now() + GATHER);
             self.call_thread(&mut flow);
         }
     }
@@ -495,8 +531,28 @@ impl Shared {
         self.work.notify_all();
         self.landed.iter().for_each(Condvar::notify_all);
         while flow.flying > 0 {
-            flow = wait(&self.ended, flow);
+            flow = self.wait_for_end(flow);
         }
+    }
+
+    /// Waits until a flight may have landed after the log ended.
+    fn wait_for_end<'a>(&'a self, flow: MutexGuard<'a, Flow>) -> MutexGuard<'a, Flow> {
+        #[cfg(feature = "testing")]
+        if self.airspace.is_open() {
+            drop(flow);
+            self.wait_a_turn();
+            return lock(&self.flow);
+        }
+        wait(&self.ended, flow)
+    }
+
+    /// The time by which the log measures milliseconds.
+    fn now(&self) -> Instant {
+        #[cfg(feature = "testing")]
+        if let Some(now) = self.airspace.now() {
+            return now;
+        }
+        Instant::now()
     }
 
     /// What the thread of the log does.
@@ -528,13 +584,13 @@ impl Shared {
         mut flow: MutexGuard<'a, Flow>,
     ) -> Result<MutexGuard<'a, Flow>, MutexGuard<'a, Flow>> {
         // The scheduler of a model has no time.
-        if flow.due.is_some_and(|due| cfg!(feature = "model") || due <= Instant::now()) {
+        if flow.due.is_some_and(|due| cfg!(feature = "model") || due <= self.now()) {
             self.end_gathering(&mut flow);
         }
         let is_wanted = flow.wanted > self.ring.sealed();
         if let Some(flight) = is_wanted.then(|| self.take(&mut flow)).flatten() {
             drop(flow);
-            flight.run();
+            self.carry(flight);
         } else if let Some(room) = flow.wants_more_than.take() {
             drop(flow);
             let is_left = self.make_room_ahead(room);
@@ -565,6 +621,64 @@ impl Shared {
         }
     }
 
+    /// Keeps a flight aloft that is so far. Gives it back if flights do not stay aloft.
+    #[cfg(feature = "testing")]
+    fn keep_aloft<'a>(&'a self, mut flight: Flight<'a>, stage: Stage) -> Option<Flight<'a>> {
+        let (batch, flags) = (flight.batch.take()?, flight.flags);
+        let Aloft { batch, flags, .. } = self.airspace.keep(Aloft { batch, flags, stage })?;
+        Some(Flight { shared: self, batch: Some(batch), flags })
+    }
+
+    /// The caller waits for a flight that is aloft: the next turn comes.
+    #[cfg(feature = "testing")]
+    fn wait_a_turn(&self) {
+        assert!(self.pass(TURN), "a flight waits for another one");
+    }
+
+    /// So much time passes, and a flight or the log's thread has a turn. Returns false if another
+    /// turn is under way.
+    #[cfg(feature = "testing")]
+    pub(crate) fn pass(&self, time: Duration) -> bool {
+        let Some((_turn, aloft)) = self.airspace.begin_turn(time) else { return false };
+        match aloft {
+            Some(aloft) => self.go_on(aloft),
+            None => {
+                let flow = lock(&self.flow);
+                if !flow.closing {
+                    drop(self.work_once(flow));
+                }
+            }
+        }
+        true
+    }
+
+    /// A flight does its next step.
+    #[cfg(feature = "testing")]
+    fn go_on(&self, Aloft { batch, flags, stage }: Aloft) {
+        let flight = Flight { shared: self, batch: Some(batch), flags };
+        match stage {
+            Stage::Ended(result) => flight.land(result),
+            stage => {
+                let stage = flight.go_on(stage);
+                self.keep_aloft(flight, stage);
+            }
+        }
+    }
+
+    /// Whether records are to become durable that no flight carries yet, and a flight will.
+    #[cfg(feature = "testing")]
+    pub(crate) fn has_work(&self) -> bool {
+        let flow = lock(&self.flow);
+        let is_wanted = flow.due.is_some() || flow.wanted > self.ring.sealed();
+        is_wanted && flow.poison.is_none() && !flow.closing
+    }
+
+    /// Whether the log takes no more records.
+    #[cfg(feature = "testing")]
+    pub(crate) fn refuses(&self) -> bool {
+        self.refuses.load(Ordering::Acquire)
+    }
+
     /// Notes that the log ends here, if that is not noted already and there is room for it.
     pub(crate) fn note_close(&self) -> Result<(), LogError> {
         if self.was_closed && self.ring.durable() == self.start {
@@ -575,12 +689,21 @@ impl Shared {
         let end = batch.blocks.end;
         let flight = self.fly(&mut flow, batch, CLOSES);
         drop(flow);
-        flight.run();
+        self.carry(flight);
         self.wait_until(end)
     }
 }
 
 impl Flow {
+    /// The end of what counts as durable besides: nothing, but for a planted bug.
+    fn believed(&self) -> u64 {
+        if !is_planted(LogBug::OvertakenIsDurable) {
+            return 0;
+        }
+        let landed = self.flights.iter().filter_map(|(_, batch)| batch.as_ref());
+        landed.map(|batch| batch.blocks.end).max().unwrap_or(0)
+    }
+
     /// Why nothing more is taken.
     fn failure(&self) -> LogError {
         self.poison.clone().map_or(LogError::Closed, |cause| LogError::Poisoned { cause })
@@ -612,13 +735,29 @@ pub(crate) struct Flight<'a> {
 impl Flight<'_> {
     /// Carries the batch, and lands.
     fn run(self) {
-        let result = match self.write() {
-            Ok(Written::Durable) => Ok(()),
-            Ok(Written::Cached) if is_planted(LogBug::EarlyAcknowledgement) => Ok(()),
-            Ok(Written::Cached) => self.sync(),
-            Err(cause) => Err(cause),
-        };
-        self.land(result);
+        let mut stage = Stage::Taken;
+        loop {
+            match self.go_on(stage) {
+                Stage::Ended(result) => return self.land(result),
+                next => stage = next,
+            }
+        }
+    }
+
+    /// Has the device do its next part. Returns how far the flight is then.
+    fn go_on(&self, stage: Stage) -> Stage {
+        match stage {
+            Stage::Taken => match self.write() {
+                Ok(Written::Durable) => Stage::Ended(Ok(())),
+                Ok(Written::Cached) if is_planted(LogBug::EarlyAcknowledgement) => {
+                    Stage::Ended(Ok(()))
+                }
+                Ok(Written::Cached) => Stage::Written,
+                Err(cause) => Stage::Ended(Err(cause)),
+            },
+            Stage::Written => Stage::Ended(self.sync()),
+            ended @ Stage::Ended(_) => ended,
+        }
     }
 
     /// Writes the batch.

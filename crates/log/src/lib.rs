@@ -30,6 +30,7 @@
 //!
 //! The format, what is durable when, and what each failure does: `docs/log.md`.
 
+mod aloft;
 mod block;
 #[cfg(all(test, not(feature = "model")))]
 mod cases;
@@ -39,6 +40,8 @@ mod error;
 mod file_cases;
 mod flights;
 mod log;
+#[cfg(feature = "testing")]
+mod pilot;
 mod planted;
 mod process;
 mod read_ahead;
@@ -51,7 +54,11 @@ mod simulation;
 mod sync;
 mod view;
 
+#[cfg(feature = "testing")]
+pub use aloft::Choose;
 pub use block::{BLOCK_BYTES, Block, Lsn, Unsound};
+#[cfg(feature = "testing")]
+pub use device::choose_way;
 pub use device::{
     FileLog, FileLogOptions, FileSeen, LogDevice, SimulatedDevice, SimulatedFault,
     SimulatedOptions, Way, Written,
@@ -59,6 +66,8 @@ pub use device::{
 pub use error::LogError;
 pub use flights::Durable;
 pub use log::{Log, LogOptions};
+#[cfg(feature = "testing")]
+pub use pilot::Pilot;
 #[cfg(feature = "testing")]
 pub use planted::{LogBug, plant};
 pub use process::Home;

@@ -4,10 +4,14 @@ use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
+#[cfg(feature = "testing")]
+use crate::aloft::Choose;
 use crate::block::{BLOCK_BYTES, INCARNATIONS, Lsn, PAYLOAD_U64};
 use crate::device::LogDevice;
 use crate::error::LogError;
 use crate::flights::{Durable, Hold, Shared};
+#[cfg(feature = "testing")]
+use crate::pilot::Pilot;
 use crate::planted::{LogBug, is_planted};
 use crate::ring::Ring;
 use crate::scan::{End, EndReason, RecordRef, Scan, check_reaches};
@@ -94,6 +98,15 @@ impl Log {
     #[cfg(feature = "testing")]
     pub fn work_now(&self) {
         self.shared.work_now();
+    }
+
+    /// From now on the device takes its time: what is in flight goes on when the [`Pilot`] lets
+    /// time pass, or when a call waits for it. `choose` decides what goes on first. For a log
+    /// without a thread.
+    #[cfg(feature = "testing")]
+    pub fn slow_down(&self, choose: Choose) -> Pilot {
+        self.shared.airspace.open(choose);
+        Pilot(Arc::downgrade(&self.shared))
     }
 
     /// A log without a thread of its own. A thread may read ahead of the scan.
@@ -238,7 +251,8 @@ impl Log {
     /// `Trimmed` if the log begins later.
     pub fn scan(&self, from: Option<Lsn>) -> Result<Scan<'_>, LogError> {
         self.shared.check_home()?;
-        Scan::new(&*self.shared.device, from, Some(self.shared.ring.durable()), None)
+        let durable = self.shared.ring.durable();
+        Ok(Scan::new(&*self.shared.device, from, Some(durable), None)?.begin_small())
     }
 
     /// Reads one durable record.

@@ -16,6 +16,10 @@ pub enum LogBug {
     BelievedRest,
     /// An opening does not sync what it has read.
     UnsyncedOpening,
+    /// A record counts as durable when its flight begins.
+    SubmittedIsDurable,
+    /// A flight that overtakes an earlier one acknowledges the earlier one's records, too.
+    OvertakenIsDurable,
 }
 
 #[cfg(feature = "testing")]

@@ -13,7 +13,7 @@ use crate::error::LogError;
 use crate::planted::{LogBug, is_planted};
 use crate::read_ahead::ReadAhead;
 
-/// Blocks that are read at once.
+/// The most blocks that are read at once.
 const CHUNK: usize = 64;
 
 /// A record, as it was appended.
@@ -88,6 +88,8 @@ pub struct Scan<'a> {
     stops: bool,
     chunk: Vec<Block>,
     chunk_first: u64,
+    /// Blocks of the next chunk.
+    chunk_next: usize,
     /// For a scan that may read ahead, until it does so.
     ahead_device: Option<Arc<dyn LogDevice>>,
     ahead: Option<ReadAhead>,
@@ -195,6 +197,7 @@ impl<'a> Scan<'a> {
             stops: durable.is_some(),
             chunk: Vec::new(),
             chunk_first: start,
+            chunk_next: CHUNK,
             ahead_device: None,
             ahead: None,
             number: start,
@@ -216,6 +219,13 @@ impl<'a> Scan<'a> {
     /// Has a thread read ahead if the scan needs more than one chunk. `device` is the scan's.
     pub(crate) fn read_ahead(&mut self, device: Arc<dyn LogDevice>) {
         self.ahead_device = Some(device);
+    }
+
+    /// Has the scan begin with one block, and read twice as much each time: its caller may want one
+    /// record alone.
+    pub(crate) fn begin_small(mut self) -> Scan<'a> {
+        self.chunk_next = 1;
+        self
     }
 
     /// Where the log ends, once all records were read.
@@ -399,7 +409,8 @@ impl<'a> Scan<'a> {
     fn block(&mut self, number: u64) -> Result<Result<Head, Unsound>, LogError> {
         let chunk = self.chunk_first..self.chunk_first + self.chunk.len() as u64;
         if !chunk.contains(&number) && !self.take_chunk_ahead(number) {
-            let count = (self.room.end - number).min(CHUNK as u64) as usize;
+            let count = (self.room.end - number).min(self.chunk_next as u64) as usize;
+            self.chunk_next = CHUNK.min(2 * self.chunk_next);
             self.chunk.resize(count, Block::ZERO);
             self.chunk_first = number;
             let mut read = self.device.read(number, &mut self.chunk);

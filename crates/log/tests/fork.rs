@@ -8,16 +8,16 @@ use std::thread;
 use tempfile::tempdir;
 use vellum_log::{FileLog, FileLogOptions, Log, LogDevice as _, LogError, LogOptions, Lsn};
 use vellum_testing::own_process;
-use vellum_testing::patience::SetWhenDropped;
+use vellum_testing::patience::{PATIENCE, SetWhenDropped};
 
-/// Runs `act` in a child, which must end within seconds, and returns whether it was content.
+/// Runs `act` in a child, which must end, and returns whether it was content.
 fn child(act: impl FnOnce() -> bool) -> libc::pid_t {
     // SAFETY: the child calls what is under test, and ends without returning.
     unsafe {
         let pid = libc::fork();
         assert!(pid >= 0);
         if pid == 0 {
-            libc::alarm(20);
+            libc::alarm(PATIENCE.as_secs() as u32);
             libc::_exit(if act() { 42 } else { 1 });
         }
         pid

@@ -490,7 +490,7 @@ impl Core {
 
     #[cold]
     #[inline(never)]
-    fn note_dirty(&self, page: PageId) {
+    pub(crate) fn note_dirty(&self, page: PageId) {
         self.dirty.insert(page);
     }
 

@@ -400,7 +400,7 @@ impl PageFormat for SlowLog {
         Ok(())
     }
 
-    fn free_lsn(&self) -> u64 {
+    fn free_lsn(&self, _page: PageRef) -> u64 {
         self.newest.load(Ordering::SeqCst)
     }
 

@@ -19,6 +19,7 @@ mod recovery;
 mod report;
 mod seed;
 mod shop;
+mod slow;
 mod story;
 mod transactions;
 

@@ -4,20 +4,24 @@
 //! A write reaches the cache at once and the storage at the next sync. A loss of power leaves some
 //! of what was not synced, some of it torn into sectors: each sector has any of the contents that
 //! it had since the last sync. The end of the process leaves the cache as it is.
+//!
+//! A log may be slow: then its flights go on now and then, while the machine does other things.
 
 use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::io::Errno;
-use vellum::{Device, DeviceInfo, MemoryDevice};
-use vellum_log::{Block, LogDevice, SimulatedDevice, SimulatedFault, Written};
+use vellum::{Device, DeviceInfo, MemoryDevice, Store};
+use vellum_log::{Block, LogDevice, Pilot, SimulatedDevice, SimulatedFault, Written};
 use vellum_pool::device::{ReadDone, ReadRange, Surface, Write};
 use vellum_pool::{PAGE_SIZE, PageCopy, PageRef};
 use vellum_testing::random::Random;
 
+use crate::failure::{Failure, Outcome};
 use crate::story::tell;
 
 /// The part of a write that the storage writes as a whole.
@@ -25,6 +29,9 @@ const SECTOR: usize = 512;
 
 /// The most crashes that are noted before the caller takes them.
 const CRASHES_MAX: usize = 3;
+
+/// A slow log is idle long before it has had so many turns.
+const TURNS_MAX: u32 = 100_000;
 
 /// How a machine ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +115,19 @@ struct State {
     is_dead: bool,
     /// Of all operations: equal for equal runs.
     trace: u64,
+    slow: Option<Slow>,
+    /// So many changes are durable, as callbacks of the store have said.
+    acknowledged: usize,
+    /// Callbacks that the store has, less those that it has called.
+    unanswered: i64,
+}
+
+/// A log whose device takes its time.
+struct Slow {
+    pilot: Pilot,
+    random: Random,
+    /// Once in so many operations something goes on.
+    turn_once_in: u64,
 }
 
 /// See the module's documentation.
@@ -147,6 +167,9 @@ impl Machine {
             pages_max: u64::MAX,
             is_dead: false,
             trace: 0,
+            slow: None,
+            acknowledged: 0,
+            unanswered: 0,
         };
         let memory = MemoryDevice::from_snapshot(cache);
         Arc::new(Machine { memory, log: Arc::new(log), state: Mutex::new(state) })
@@ -168,8 +191,80 @@ impl Machine {
     }
 
     /// Crashes from now on have these counts.
-    pub fn note(&self, noted: (usize, usize)) {
-        self.lock().noted = noted;
+    pub fn note(&self, (durable, all): (usize, usize)) {
+        let mut state = self.lock();
+        state.noted = (durable.max(state.acknowledged), all);
+    }
+
+    /// From now on the log of this store takes its time: once in so many operations of the machine
+    /// something of it goes on. No changes are acknowledged yet.
+    pub fn slow_down(&self, store: &Store, turn_once_in: u64, seed: u64) {
+        let mut random = Random(seed);
+        let mut of_log = Random(random.next());
+        // The last one is the flight that has gone on last, or a new one: it overtakes the others.
+        let rush_once_in = of_log.pick(&[2, 4, u64::MAX]);
+        let pilot =
+            store.slow_log_down(Box::new(move |count| match of_log.once_in(rush_once_in) {
+                true => count.saturating_sub(2),
+                false => of_log.index(count),
+            }));
+        let mut state = self.lock();
+        state.acknowledged = 0;
+        state.slow = pilot.map(|pilot| Slow { pilot, random, turn_once_in });
+    }
+
+    /// A callback for the store, which is called once so many changes are durable.
+    pub fn acknowledgement(
+        self: &Arc<Machine>,
+        changes: usize,
+    ) -> impl FnOnce(vellum::Result<()>) + Send + 'static {
+        let machine = self.clone();
+        move |durable| {
+            tell(|| format!("  {changes} changes are acknowledged: {durable:?}"));
+            let mut state = machine.lock();
+            state.unanswered -= 1;
+            if durable.is_ok() {
+                state.acknowledged = state.acknowledged.max(changes);
+                state.noted.0 = state.noted.0.max(changes);
+            }
+        }
+    }
+
+    /// The store has taken a callback.
+    pub fn asked(&self) {
+        self.lock().unanswered += 1;
+    }
+
+    /// The callbacks that the store has taken and has not called. Fewer than none, if it has called
+    /// some twice.
+    pub fn unanswered(&self) -> i64 {
+        self.lock().unanswered
+    }
+
+    /// Time passes, and perhaps something of a slow log goes on.
+    pub fn pass(&self) {
+        let mut state = self.lock();
+        let is_dead = state.is_dead;
+        let Some(Slow { pilot, random, turn_once_in }) = &mut state.slow else { return };
+        if is_dead || !random.once_in(*turn_once_in) {
+            return;
+        }
+        let (pilot, time) = (pilot.clone(), Duration::from_micros(random.below(500)));
+        drop(state);
+        pilot.pass(time);
+    }
+
+    /// Time passes until nothing of a slow log is in flight or due. Returns whether the log is
+    /// still sound: then all that was to become durable soon is durable. `None` without a slow log.
+    pub fn calm(&self) -> Option<Outcome<bool>> {
+        let pilot = self.lock().slow.as_ref()?.pilot.clone();
+        let mut turns = 0..TURNS_MAX;
+        while pilot.is_busy() && turns.next().is_some() {
+            pilot.pass(Duration::from_millis(1));
+        }
+        let is_calm = !pilot.is_busy();
+        let never = || Failure::new("the log still has something to do after a long time");
+        Some(is_calm.then(|| pilot.takes_records()).ok_or_else(never))
     }
 
     /// The crashes that were noted.
@@ -380,12 +475,14 @@ fn write_some(bytes: &mut Vec<u8>, at: usize, data: &[u8], mut arrives: impl FnM
 
 impl Device for Machine {
     fn read(&self, surface: &Surface, read: ReadRange) -> io::Result<()> {
+        self.pass();
         self.begin(Fault::Read, read.pages.start)?;
         self.memory.read(surface, read)
     }
 
     fn start_reads(&self, surface: &Surface, reads: Vec<(ReadRange, ReadDone)>) {
         for (read, done) in reads {
+            self.pass();
             match self.begin(Fault::Read, read.pages.start) {
                 Ok(()) => self.memory.start_reads(surface, vec![(read, done)]),
                 Err(error) => done.call(Err(error)),
@@ -396,6 +493,7 @@ impl Device for Machine {
     fn write(&self, batch: &mut [Write<'_>]) {
         self.perhaps_crash();
         for write in &mut *batch {
+            self.pass();
             let at = write.page as usize * PAGE_SIZE;
             let begun = self.begin(Fault::Write, write.page);
             tell(|| format!("  write of page {}, {} bytes: {begun:?}", write.page, write.len()));
@@ -417,10 +515,12 @@ impl Device for Machine {
             self.lock().storage.unsynced.push(Unsynced::Write(at, data));
             self.memory.write(std::slice::from_mut(write));
         }
+        self.pass();
         self.perhaps_crash();
     }
 
     fn sync(&self) -> io::Result<()> {
+        self.pass();
         self.perhaps_crash();
         if let Err(error) = self.begin(Fault::Sync, 0) {
             let mut state = self.lock();
@@ -431,6 +531,7 @@ impl Device for Machine {
         }
         tell(|| "  sync".into());
         self.lock().storage.sync();
+        self.pass();
         self.perhaps_crash();
         Ok(())
     }
@@ -505,5 +606,9 @@ impl LogDevice for MachineLog {
 
     fn taken(&self) -> &AtomicBool {
         self.0.log.taken()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.log.in_flight()
     }
 }

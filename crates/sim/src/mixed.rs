@@ -17,6 +17,7 @@ use crate::machine::{Crash, End, Fault, Machine};
 use crate::model::{Bytes, Change, Entries, History, Model, contents, difference, is_same};
 use crate::recovery::{Recovered, Recovery, Sizes};
 use crate::report::Report;
+use crate::slow::SlowLog;
 use crate::story::tell;
 use crate::transactions::{NumberedTree, OpenSnapshot, OpenTransaction};
 
@@ -65,13 +66,15 @@ struct Life {
     full_for: u64,
     sync_once_in: u64,
     compactions: Compactions,
+    slow: SlowLog,
     report: Report,
 }
 
 /// Runs a seed.
 pub(crate) fn run(seed: u64) -> Outcome<Report> {
     let mut random = Random(seed);
-    let sizes = Sizes::random(&mut random);
+    let mut sizes = Sizes::random(&mut random);
+    let slow = SlowLog::random(seed, &mut sizes);
     let machine = Machine::new(sizes.new_log(random.next()), random.next());
     let options = sizes.options(&machine).page_frames(sizes.page_frames);
     let store = Store::create_on(machine.clone(), &options).map_err(Failure::of("a new store"))?;
@@ -94,6 +97,7 @@ pub(crate) fn run(seed: u64) -> Outcome<Report> {
         full_for: 0,
         sync_once_in: random.pick(&[2, 8, 50]),
         compactions: Compactions::random(seed),
+        slow,
         report: Report::default(),
         random,
     };
@@ -152,10 +156,13 @@ impl Life {
     fn live(&mut self) -> Outcome {
         let crash_once_in = self.random.pick(&[20, 80, 400]);
         self.machine.crash_once_in(crash_once_in, ENDS);
+        self.slow.begin(&self.store, &self.machine);
         self.note();
         let mut recoveries = RECOVERIES_MAX;
         for _ in 0..self.random.pick(&[10, 60, 300, 800]) {
             self.weather();
+            self.synced = self.synced.max(self.slow.pass(&self.machine)?);
+            self.note();
             self.step()?;
             let crashes = self.machine.take_crashes();
             if recoveries > 0 {
@@ -194,6 +201,10 @@ impl Life {
                 false => self.machine.set_log_full(true),
             }
             self.full_for = random.pick(&[3, 30]);
+        }
+        // The log has most pages that cannot be read.
+        if random.once_in(60) {
+            self.machine.fail(Fault::Read, 1 + random.below(10));
         }
         if random.once_in(400) {
             let faults = [
@@ -269,7 +280,9 @@ impl Life {
         }
         self.report.trace = Random(self.report.trace ^ self.machine.trace()).next();
         self.history = History { base: self.model.clone(), ..History::default() };
-        (self.store, self.machine) = (store, machine);
+        self.store = store;
+        SlowLog::end(&self.machine)?;
+        self.machine = machine;
         (self.synced, self.full_for, self.is_over) = (0, 0, false);
         Ok(self)
     }
@@ -691,7 +704,7 @@ impl Life {
             self.random.pick(&[Durability::Synced, Durability::Buffered, Durability::None]);
         let options = TransactionOptions::new().isolation(isolation).durability(durability);
         let transaction = self.store.begin_with(options).map_err(Failure::of("a transaction"))?;
-        let how = (isolation, durability == Durability::Synced);
+        let how = (isolation, durability);
         let began = (self.model.clone(), self.history.len());
         self.open.push(OpenTransaction::new(transaction, how, began, self.trees.clone()));
         Ok(())
@@ -710,12 +723,14 @@ impl Life {
                 None => is_of_dropped = true,
             }
         }
-        let (is_empty, is_synced) = (open.writes.is_empty(), open.is_synced);
+        let (is_empty, durability) = (open.writes.is_empty(), open.durability);
         let has_changed = self.history.len() > open.began_at;
         let first = self.history.len();
         self.history.changes.push(Change::Commit(writes));
         self.note();
-        let outcome = open.transaction.commit();
+        let changes = (!is_empty).then_some(first + 1);
+        let is_synced = durability == Durability::Synced;
+        let (outcome, goes_on) = self.slow.commit(open.transaction, changes, &self.machine);
         tell(|| {
             format!("{first}: {}: {outcome:?}", self.history.changes[first - self.history.base_at])
         });
@@ -727,7 +742,10 @@ impl Life {
                 }
                 self.made(first);
                 self.report.commits += 1;
-                if is_synced && !is_empty {
+                if !is_empty && (goes_on || durability != Durability::None) {
+                    self.slow.commits_soon(self.history.len());
+                }
+                if is_synced && !is_empty && !goes_on {
                     self.synced = self.history.len();
                     self.note();
                 }

@@ -32,6 +32,12 @@ pub struct Sizes {
     pub pool_bytes: u64,
     /// Frames of a tree page.
     pub page_frames: u32,
+    /// Memory that a recovery has for pages. Those that do not fit are redone later.
+    pub recovery_bytes: usize,
+    /// Flights of the log at once.
+    pub in_flight: usize,
+    /// Whether a recovery makes a clean file, as for a store that does not go on with its log.
+    pub recovers_to_file: bool,
 }
 
 impl Sizes {
@@ -46,7 +52,19 @@ impl Sizes {
         };
         let log_blocks = log_blocks.next_multiple_of(SEGMENT_BLOCKS);
         let pool_bytes = random.pick(&[192 << 10, 192 << 10, 1 << 20]);
-        Sizes { log_blocks, log_bytes, pool_bytes, page_frames }
+        let recovery_bytes = random.pick(&[16 << 10, 64 << 10, pool_bytes as usize / 2]);
+        // Not at random: so the other sizes of each seed stay as they were.
+        let recovers_to_file =
+            recovery_bytes < pool_bytes as usize / 2 && matches!(log_bytes >> 10, 16 | 100);
+        Sizes {
+            log_blocks,
+            log_bytes,
+            pool_bytes,
+            page_frames,
+            recovery_bytes,
+            in_flight: 1,
+            recovers_to_file,
+        }
     }
 
     /// A new log.
@@ -55,6 +73,7 @@ impl Sizes {
             seed,
             segment_blocks: SEGMENT_BLOCKS,
             segments: self.log_blocks / SEGMENT_BLOCKS,
+            in_flight: self.in_flight,
             ..SimulatedOptions::default()
         })
     }
@@ -62,7 +81,11 @@ impl Sizes {
     /// The options of the store on a machine.
     pub fn options(&self, machine: &Arc<Machine>) -> Options {
         let options = Options::new().pool_bytes(self.pool_bytes).log_bytes(self.log_bytes);
-        options.log_device(machine.log_device()).recovery_bytes(64 << 10).single_threaded()
+        options
+            .log_device(machine.log_device())
+            .recovery_bytes(self.recovery_bytes)
+            .recovers_to_clean_file(self.recovers_to_file)
+            .single_threaded()
     }
 }
 
@@ -103,10 +126,10 @@ impl Recovery<'_> {
             }
         }
         let opened = Store::open_on(machine.clone(), &self.sizes.options(&machine));
-        let crashes = machine.take_crashes();
         let store = match opened {
             Ok(store) => store,
             Err(Error::Io(_) | Error::Pool(_)) if depth > 0 && machine.had_fault() => {
+                machine.take_crashes();
                 self.report.failed_recoveries += 1;
                 let crash = machine.crash_now(self.random.pick(ENDS));
                 return self.run(inherited(crash, end), depth - 1);
@@ -122,10 +145,14 @@ impl Recovery<'_> {
             }
         };
         machine.clear_faults();
-        machine.crash_once_in(u64::MAX, ENDS);
+        // The pages that are left are redone when they are read.
+        if self.random.once_in(2) {
+            machine.crash_once_in(u64::MAX, ENDS);
+        }
         let recovered = Recovered { store, machine };
         let judged = self.judge(&recovered.store, end, noted);
-        for crash in crashes {
+        recovered.machine.crash_once_in(u64::MAX, ENDS);
+        for crash in recovered.machine.take_crashes() {
             if let Some(Recovered { store, machine }) =
                 self.run(inherited(crash, end), depth - 1)?
             {

@@ -25,6 +25,7 @@ use crate::failure::{Failure, Outcome, ensure, is_from_outside};
 use crate::machine::{Crash, End, Fault, Machine};
 use crate::recovery::{Recovered, Recovery, Sizes};
 use crate::report::Report;
+use crate::slow::SlowLog;
 use crate::story::tell;
 
 const CUSTOMERS: u16 = 12;
@@ -132,7 +133,7 @@ enum Errand {
 struct Running {
     transaction: Transaction,
     errand: Errand,
-    is_synced: bool,
+    durability: Durability,
     is_ready: bool,
 }
 
@@ -447,13 +448,15 @@ struct Shop {
     /// The crash with which the day ends.
     ending: Option<Crash>,
     compactions: Compactions,
+    slow: SlowLog,
     report: Report,
 }
 
 /// Runs a seed.
 pub(crate) fn run(seed: u64) -> Outcome<Report> {
     let mut random = Random(!seed);
-    let sizes = Sizes::random(&mut random);
+    let mut sizes = Sizes::random(&mut random);
+    let slow = SlowLog::random(seed, &mut sizes);
     let machine = Machine::new(sizes.new_log(random.next()), random.next());
     let options = sizes.options(&machine).page_frames(sizes.page_frames);
     let open = || -> vellum::Result<_> {
@@ -479,6 +482,7 @@ pub(crate) fn run(seed: u64) -> Outcome<Report> {
         is_over: false,
         ending: None,
         compactions: Compactions::random(seed),
+        slow,
         report: Report::default(),
     };
     let days = shop.random.pick(&[1, 3, 5]);
@@ -494,10 +498,13 @@ impl Shop {
     fn day(&mut self) -> Outcome {
         let crash_once_in = self.random.pick(&[15, 60, 300]);
         self.machine.crash_once_in(crash_once_in, ENDS);
+        self.slow.begin(&self.store, &self.machine);
         self.note();
         let mut recoveries = 0;
         for _ in 0..self.random.pick(&[30, 200, 900]) {
             self.weather();
+            self.synced = self.synced.max(self.slow.pass(&self.machine)?);
+            self.note();
             let client = self.random.index(CLIENTS);
             self.serve(client)?;
             if self.random.once_in(20) {
@@ -596,13 +603,12 @@ impl Shop {
             Ok(transaction) => transaction,
             Err(error) => return self.refused(&error),
         };
-        let is_synced = durability == Durability::Synced;
-        self.clients[client] = Some(Running { transaction, errand, is_synced, is_ready: false });
+        self.clients[client] = Some(Running { transaction, errand, durability, is_ready: false });
         Ok(())
     }
 
     fn commit(&mut self, client: usize, running: Running) -> Outcome {
-        let Running { mut transaction, errand, is_synced, .. } = running;
+        let Running { mut transaction, errand, durability, .. } = running;
         let is_audit = matches!(errand, Errand::Audit);
         if !is_audit {
             // Written without a read, so that it conflicts with nothing.
@@ -616,13 +622,18 @@ impl Shop {
             }
             self.note();
         }
-        let outcome = transaction.commit();
+        let changes = (!is_audit).then_some(self.commits.of.len());
+        let is_synced = durability == Durability::Synced;
+        let (outcome, goes_on) = self.slow.commit(transaction, changes, &self.machine);
         tell(|| format!("{}: client {client}: {errand:?}: {outcome:?}", self.commits.of.len()));
         match outcome {
             Ok(()) => {
                 self.report.commits += 1;
                 self.report.changes += u64::from(!is_audit);
-                if is_synced && !is_audit {
+                if !is_audit && (goes_on || durability != Durability::None) {
+                    self.slow.commits_soon(self.commits.of.len());
+                }
+                if is_synced && !is_audit && !goes_on {
                     self.synced = self.commits.of.len();
                     self.note();
                 }
@@ -701,7 +712,9 @@ impl Shop {
         self.commits.of.truncate(last);
         self.report.trace = Random(self.report.trace ^ self.machine.trace()).next();
         self.trees = Trees::of(|name| store.tree(name)).map_err(Failure::of("a tree"))?;
-        (self.store, self.machine) = (store, machine);
+        self.store = store;
+        SlowLog::end(&self.machine)?;
+        self.machine = machine;
         (self.synced, self.full_for, self.is_over) = (last, 0, false);
         Ok(())
     }

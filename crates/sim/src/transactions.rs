@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use vellum::{Isolation, Savepoint, Snapshot, Transaction, Tree};
+use vellum::{Durability, Isolation, Savepoint, Snapshot, Transaction, Tree};
 use vellum_testing::random::Random;
 
 use crate::failure::{Outcome, ensure};
@@ -76,8 +76,8 @@ pub struct OpenTransaction {
     pub transaction: Transaction,
     /// Its isolation.
     pub isolation: Isolation,
-    /// Whether its commit is durable when it returns.
-    pub is_synced: bool,
+    /// Whether its commit is durable when it returns, or soon.
+    pub durability: Durability,
     /// The store when it began.
     pub began: Model,
     /// The number of changes when it began.
@@ -94,14 +94,14 @@ impl OpenTransaction {
     /// A transaction that begins now.
     pub fn new(
         transaction: Transaction,
-        (isolation, is_synced): (Isolation, bool),
+        (isolation, durability): (Isolation, Durability),
         (began, began_at): (Model, usize),
         trees: Vec<NumberedTree>,
     ) -> OpenTransaction {
         OpenTransaction {
             transaction,
             isolation,
-            is_synced,
+            durability,
             began,
             began_at,
             trees,

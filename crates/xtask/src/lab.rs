@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use passed::Mark;
+use programs::POWER_LOSS;
 
 use crate::artifacts::TestProgram;
 use crate::jobs::{self, Job};
@@ -24,7 +25,7 @@ const RING_0: &str = "vellum-aquila-ring0";
 /// which the other packages test; of the benchmarks a short TPC-C, with its consistency conditions.
 /// Each list is a machine, because two that run side by side keep two processors busy.
 const ON_ONE: [(&str, &[&str]); 2] = [
-    ("stores", &["vellum/", "vellum-aquila/", "vellum-bench/tpcc_beyond_memory"]),
+    ("stores", &["vellum/", POWER_LOSS, "vellum-aquila/", "vellum-bench/tpcc_beyond_memory"]),
     (
         "pools",
         &[
@@ -130,6 +131,10 @@ pub struct Options {
     /// Only the fuzzer of the module, for this many seconds, on 6.12 if no kernel is named
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["packages", "filter"])]
     fuzz: Option<u64>,
+    /// Only machines that are killed over their disks while threads change a store there, so many,
+    /// on 6.12 if no kernel is named
+    #[arg(long, value_name = "MACHINES", conflicts_with_all = ["packages", "filter", "fuzz"])]
+    kills: Option<u32>,
     /// No tests: `vellum bench NAME --quick`, on 6.12 if no kernel is named
     #[arg(long, value_name = "NAME", conflicts_with_all = ["packages", "filter"])]
     bench: Option<String>,
@@ -177,6 +182,11 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     }
     if let Some(seconds) = options.fuzz {
         return fuzz(root, options, seconds);
+    }
+    if let Some(kills) = options.kills {
+        let programs = programs::of_package(root, "vellum-sim", &["--test", "power_loss"])?;
+        let kernel = one_of(&options.kernels);
+        return jobs::run(vec![kill_over_disk(root, options, kernel, &programs[0], kills)], 1);
     }
     if options.short {
         return short(root, options);
@@ -531,11 +541,16 @@ fn promises(built: &[TestProgram], is_debug: bool) -> Outcome<Job> {
     Ok(Job::new("promises of the lab", command))
 }
 
+/// Machines that are killed over their disks.
+const KILLS: u32 = 3;
+
 /// Kills machines while a program works, and has another program check the memory afterwards:
-/// counters, which test the lab itself, Morsels, and file tables.
-fn crash(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<[Job; 3]> {
+/// counters, which test the lab itself, Morsels, and file tables; and a store on a disk.
+fn crash(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<[Job; 4]> {
     let killed = |program| kill(root, options, built, program);
+    let power_loss = &programs::named(built, &[POWER_LOSS])?[0];
     Ok([
+        kill_over_disk(root, options, one_of(&options.kernels), power_loss, KILLS),
         killed(("vellum-lab/crash", "count"))?,
         killed(("vellum-kernel-tests/morsel_crash", "work"))?,
         killed(("vellum-kernel-tests/dax_crash", "work"))?,
@@ -558,6 +573,28 @@ fn kill(
     command.arg(format!("look={path} --ignored look"));
     command.arg(format!("{test}={path} --ignored {test}"));
     Ok(Job::new(title, command))
+}
+
+/// Kills so many machines while threads change stores on their disk: one in a file system, one on
+/// the raw disk.
+fn kill_over_disk(
+    root: &Path,
+    options: &Options,
+    kernel: String,
+    program: &TestProgram,
+    kills: u32,
+) -> Job {
+    let title = format!("{kernel}, killed: stores");
+    let mut command = lab(root, options, &[kernel]);
+    let path = program.path.display();
+    command.args(["--name", "killed-stores", "--module", "dm-mod"]).args(programs::tools(program));
+    command.args(["crash", "--disk", "64", "--check-last", "--rounds", &kills.to_string()]);
+    if let Ok(seed) = std::env::var("VELLUM_SEED") {
+        command.args(["--seed", &seed]);
+    }
+    command.args(["--then", &format!("look={path} --ignored killed::look")]);
+    command.arg(format!("work={path} --ignored killed::work"));
+    Job::new(title, command)
 }
 
 fn finish(mut command: Command) -> Outcome {

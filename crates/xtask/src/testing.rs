@@ -103,6 +103,10 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     for (name, test) in FILE_TABLES {
         list.push(Step::program(name, file_tables(root, test)));
     }
+    for (name, test) in LOSSES_OF_POWER {
+        list.push(Step::program(name, losses_of_power(root, test)));
+    }
+    list.push(Step::program("killed machines", xtask(root, KILLED)));
     list.push(Step::program("module fuzzer", fuzzer(root)));
     run_all(root, list, verbose, Duration::MAX)
 }
@@ -144,6 +148,22 @@ fn file_tables(root: &Path, test: &str) -> Command {
     command.env("VELLUM_SOAK", "1");
     command
 }
+
+/// Losses of power at every flush that a kernel has recorded, of a sound store and of planted bugs:
+/// the steps' names, and the words that their tests have in their names.
+const LOSSES_OF_POWER: [(&str, &str); 2] =
+    [("losses of power", "loses_nothing"), ("planted losses", "noticed")];
+
+/// One of these, on both kernels.
+fn losses_of_power(root: &Path, test: &str) -> Command {
+    let words = format!("lab --package vellum-sim --kernel 6.12 --kernel 6.1 {test}");
+    let mut command = xtask(root, &words);
+    command.env("VELLUM_SOAK", "1");
+    command
+}
+
+/// Machines that are killed over their disks.
+const KILLED: &str = "lab --kills 50 --kernel 6.12";
 
 /// The fuzzer of the module, for an hour, on the debug kernel if it has been built.
 fn fuzzer(root: &Path) -> Command {

@@ -59,7 +59,7 @@ const POOL: u64 = 16 * CHUNK;
 /// In so many rounds what was added meanwhile is copied while changes go on.
 const ROUNDS: u32 = 4;
 /// What redo may use, beside a store that is in use.
-const REDO_LIMITS: RedoLimits = RedoLimits { threads: 1, bytes: 32 << 20 };
+const REDO_LIMITS: RedoLimits = RedoLimits { threads: 1, bytes: 32 << 20, list_bytes: None };
 
 /// A store to copy, and the file that becomes the copy.
 pub(super) struct Copying<'a, 'f> {
@@ -98,7 +98,7 @@ impl Copying<'_, '_> {
         let header = Header { listed: 0, log, ..cut.header };
         let (none, end) = (RecoveryListener::default(), Lsn(log.lsn));
         let mut recovery = Recovery::new(header, cut.map, cut.space, end, REDO_LIMITS, &none)?;
-        recovery.end_at(end);
+        recovery.end_at(end)?;
         let written = recovery.write(&header.encode(&[]), self.to.device, &NoRecords);
         written.map_err(|error| self.to.failed(error))
     }
@@ -149,7 +149,7 @@ impl Copying<'_, '_> {
         for (start, count) in unlinked {
             recovery.give_back(start, count)?;
         }
-        recovery.end_at(held.number_in_log(end));
+        recovery.end_at(held.number_in_log(end))?;
         let written = recovery.write(&header.encode(&[]), self.to.device, held.records());
         written.map_err(|error| self.to.failed(error))
     }

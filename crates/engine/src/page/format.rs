@@ -62,11 +62,30 @@ impl PageFormat for StoreFormat {
         }
     }
 
+    /// From the log, if it has the page's image.
+    fn repair(&self, page: PageRef, bytes: &mut [u8]) -> bool {
+        let Some(file) = self.0.as_ref().filter(|file| !file.is_closed()) else { return false };
+        let repaired = file.log().map_or(Ok(false), |log| log.repair(page, bytes));
+        repaired.unwrap_or_else(|error| {
+            tracing::warn!("the log cannot repair {page}: {error}");
+            false
+        })
+    }
+
+    fn is_pending(&self, page: PageRef) -> bool {
+        self.log().is_some_and(|log| log.is_pending(page))
+    }
+
+    fn note_made(&self, page: PageRef) {
+        self.log().into_iter().for_each(|log| log.pending.forget(page));
+    }
+
     fn write_ahead(&self, lsn: u64, still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
         self.0.as_ref().map_or(Ok(()), |file| file.before_pages(lsn, still_dirty))
     }
 
-    fn free_lsn(&self) -> u64 {
+    fn free_lsn(&self, page: PageRef) -> u64 {
+        self.log().into_iter().for_each(|log| log.pending.forget(page));
         if is_planted(StoreBug::EarlyReuse) {
             return 0;
         }

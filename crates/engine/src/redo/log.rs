@@ -5,14 +5,16 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use vellum_log::{BLOCK_BYTES, Block, Durable, Log, LogDevice, LogError, Lsn, Written};
-use vellum_pool::PageRef;
 use vellum_pool::device::Device;
+use vellum_pool::{PAGE_SIZE, PageRef};
 
 use super::files::LogFiles;
 use super::hold::LogHold;
+use super::pending::PendingPages;
+use super::repair::ChangedSince;
 use crate::error::{Error, Result as StoreResult};
 use crate::page;
 use crate::planted::{StoreBug, is_planted};
@@ -46,12 +48,18 @@ pub(crate) struct RedoLog {
     cut: AtomicU64,
     /// The newest cut whose checkpoint succeeded: the log may reuse the room of earlier records.
     trimmed: AtomicU64,
+    /// The pages that recovery has left to be redone. Until there are none, the log is not trimmed.
+    pub pending: PendingPages,
+    /// What repairs know of the records.
+    repairs: Mutex<Option<ChangedSince>>,
     /// The number of the newest record, or one before `first`.
     newest: AtomicU64,
     /// A checkpoint is due when so many bytes follow the cut.
     bytes_per_cut: u64,
     /// The room that is kept for each change.
     bytes_per_change: u64,
+    /// The length of a tree's page.
+    page_frames: u32,
     /// The bytes that the changes under way may append.
     promised: AtomicU64,
     values: Arc<ValuesFirst>,
@@ -144,27 +152,58 @@ pub(crate) struct MapPlaces {
     pub next: Vec<PageRef>,
 }
 
+/// What a log has to know of its store.
+#[derive(Debug)]
+pub(crate) struct LogSetup {
+    /// A checkpoint is due when the log has so many bytes.
+    pub bytes_per_cut: u64,
+    /// The length of a tree's page.
+    pub page_frames: u32,
+    pub maps: MapPlaces,
+}
+
 impl RedoLog {
-    /// A log whose next record follows all that the header describes.
-    pub(crate) fn new(
-        OpenLog { log, values, files }: OpenLog,
-        header: LogPoint,
-        maps: MapPlaces,
-        bytes_per_cut: u64,
-        page_bytes: u64,
-    ) -> RedoLog {
+    /// A log without records that recovery needs. Its next record follows all that the header
+    /// describes.
+    pub(crate) fn new(open: OpenLog, header: LogPoint, setup: LogSetup) -> RedoLog {
         let first = header.lsn.max(FIRST_LSN);
+        let begin = first.wrapping_sub(open.log.end().0);
+        RedoLog::with_cut(open, begin, first, PendingPages::none(), setup)
+    }
+
+    /// The log that the header of a store in use names, with the records from its cut on. These
+    /// pages are pending.
+    pub(crate) fn resume(
+        open: OpenLog,
+        header: LogPoint,
+        pending: PendingPages,
+        setup: LogSetup,
+    ) -> RedoLog {
+        RedoLog::with_cut(open, header.begin, header.lsn, pending, setup)
+    }
+
+    fn with_cut(
+        OpenLog { log, values, files }: OpenLog,
+        begin: u64,
+        cut: u64,
+        pending: PendingPages,
+        LogSetup { bytes_per_cut, page_frames, maps }: LogSetup,
+    ) -> RedoLog {
+        let first = log.end().0.wrapping_add(begin);
         RedoLog {
-            begin: first.wrapping_sub(log.end().0),
+            begin,
             identity: values.identity(),
             values,
             files,
             first,
-            cut: AtomicU64::new(first),
-            trimmed: AtomicU64::new(first),
+            cut: AtomicU64::new(cut),
+            trimmed: AtomicU64::new(cut),
+            pending,
+            repairs: Mutex::default(),
             newest: AtomicU64::new(first - 1),
             bytes_per_cut,
-            bytes_per_change: bytes_per_change(page_bytes),
+            bytes_per_change: bytes_per_change(u64::from(page_frames) * PAGE_SIZE as u64),
+            page_frames,
             promised: AtomicU64::new(0),
             maps: Mutex::new(maps),
             hold: Mutex::default(),
@@ -333,6 +372,46 @@ impl RedoLog {
         Ok(())
     }
 
+    /// The caller is about to write the checkpoint of this cut. It waits for repairs that are under
+    /// way, whose pages are dirty then. From now on repairs need no record before the cut: the log
+    /// may trim those, and a crash must find the image of each page that may be written.
+    pub(crate) fn repair_from(&self, cut: u64) {
+        let cut = Lsn(cut.wrapping_sub(self.begin));
+        *lock(&self.repairs) = Some(ChangedSince::new(self.page_frames, cut));
+    }
+
+    /// Whether a page is pending: the file does not have it as it is.
+    pub(crate) fn is_pending(&self, page: PageRef) -> bool {
+        self.pending.has(page) && !is_planted(StoreBug::UnredonePage)
+    }
+
+    /// Makes the next pages that are pending, for which the pool will ask next. Returns them.
+    ///
+    /// # Errors
+    /// What the log said; a record that does not fit its page.
+    pub(crate) fn make_some(&self, turn: &MutexGuard<'_, ()>) -> StoreResult<Vec<PageRef>> {
+        self.pending.make_some(turn, &self.log, self.begin)
+    }
+
+    /// Makes a page that is pending, or makes a page anew that is not in memory, and that the file
+    /// does not have as it was written (`redo/repair.rs`). Returns false if the log has no image of
+    /// the page.
+    ///
+    /// # Errors
+    /// What the log said; a record that does not fit the page.
+    pub(crate) fn repair(&self, page: PageRef, bytes: &mut [u8]) -> StoreResult<bool> {
+        if page.frames != self.page_frames {
+            return Ok(false);
+        }
+        if self.pending.has(page) {
+            return self.pending.make(&self.log, self.begin, page, bytes);
+        }
+        let mut repairs = lock(&self.repairs);
+        let cut = Lsn(self.trimmed.load(Ordering::Acquire).wrapping_sub(self.begin));
+        let changed = repairs.get_or_insert_with(|| ChangedSince::new(self.page_frames, cut));
+        changed.repair(&self.log, self.begin, page, bytes)
+    }
+
     /// Whether a backup is under way. The caller has the lock of [`maps`](Self::maps), so none
     /// begins meanwhile.
     pub(crate) fn is_held(&self, _maps: &MapPlaces) -> bool {
@@ -390,6 +469,12 @@ impl RedoLog {
     #[cfg(feature = "testing")]
     pub(crate) fn work_now(&self) {
         self.log.work_now();
+    }
+
+    /// As `Log::slow_down`.
+    #[cfg(feature = "testing")]
+    pub(crate) fn slow_down(&self, choose: vellum_log::Choose) -> vellum_log::Pilot {
+        self.log.slow_down(choose)
     }
 
     /// Reads the durable records from `from` on.

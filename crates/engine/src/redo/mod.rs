@@ -7,16 +7,22 @@
 
 #[cfg(test)]
 mod bad_records;
+mod by_page;
 #[cfg(test)]
 mod faults;
 pub(crate) mod files;
 pub(crate) mod hold;
 pub(crate) mod log;
 pub(crate) mod page;
+pub(crate) mod pending;
+#[cfg(test)]
+mod pending_tests;
+mod places;
 pub(crate) mod progress;
 pub(crate) mod record;
 pub(crate) mod records;
 pub(crate) mod recover;
 pub(crate) mod redoer;
+pub(crate) mod repair;
 #[cfg(test)]
 mod tests;

@@ -13,8 +13,8 @@ const PROGRESS_BYTES: u64 = 256 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecoveryProgress {
-    /// Bytes of the log that were read. Each byte is read once, or more often if the changed pages
-    /// do not fit in half of the pool's memory.
+    /// Bytes of the log that were read. Each byte is read once. For a store that gets no log, it is
+    /// read more often if the changed pages do not fit in half of the pool's memory.
     pub bytes_done: u64,
     /// Bytes of the log to read in all. An estimate until the log was read once.
     pub bytes_total: u64,
@@ -26,7 +26,8 @@ pub struct RecoveryProgress {
 pub struct RecoveryReport {
     /// Records that were read from the log. Each is one atomic change of a tree.
     pub records: u64,
-    /// Pages that were redone.
+    /// Pages that have changed since the last checkpoint. Those that do not fit in half of the
+    /// pool's memory are redone after the opening, when they are first read or by a thread.
     pub pages: u64,
     /// Bytes of the log from the last checkpoint to its end.
     pub log_bytes: u64,

@@ -1,15 +1,21 @@
-//! Recovery: from the file of a crashed store and its log to a file without a log.
+//! Recovery: from the file of a crashed store and its log to the state at the end of the log.
 //!
 //! The header describes the store as of a cut. Recovery reads the records from there on, in order,
 //! and learns which pages are there at the end of the log, and which record has the newest image of
 //! each. What it knows of a page goes when a later record frees the page's place or takes it for
-//! something else. Several threads redo the pages meanwhile (`redoer.rs`), and write them once the
-//! end of the log is known. If the pages do not fit in memory, recovery reads the log again for
-//! those that are left. It writes a new free map last, to a place that is free before and after,
-//! and then a clean header.
+//! something else. Several threads redo the pages meanwhile (`redoer.rs`).
 //!
-//! Until that header is durable, the old one and the log stay as they are. So a crash of a recovery
-//! is followed by another recovery, which does the same.
+//! The store goes on with the pages and with the log, as if it had not crashed: the pages are dirty
+//! pages of its pool, the header and the log stay as they are, and the next checkpoint writes the
+//! pages. Those that do not fit in memory are pending (`pending.rs`). So the opening ends when the
+//! log was read, and writes nothing but the header, once more.
+//!
+//! For a store that does not go on with the log, recovery makes a clean file. The redoers write the
+//! pages, and recovery reads the log again for those that are left. It writes a new free map last,
+//! to a place that is free before and after, and then a clean header.
+//!
+//! Until a new header is durable, the old one and the log stay as they are. So a crash of a
+//! recovery, or soon after it, is followed by another recovery, which does the same.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,10 +24,11 @@ use vellum_log::{Lsn, RecordRef};
 use vellum_pool::device::{Device, Write};
 use vellum_pool::{PageRef, PoolError, Space};
 
+use super::pending::PendingPages;
 use super::progress::{Progress, RecoveryListener, RecoveryReport};
 use super::record::{BadRecord, GroupRecord, Redo};
 use super::records::Records;
-use super::redoer::{ChangedPages, RedoLimits, Redoers, bad, write_pages};
+use super::redoer::{ChangedPages, RedoLimits, Redoers, RedonePages, bad, write_pages};
 use crate::error::{Error, Result};
 use crate::planted::{StoreBug, is_planted};
 use crate::store::file::StoreFile;
@@ -37,11 +44,28 @@ pub(crate) struct Recovered {
     pub report: RecoveryReport,
 }
 
+/// A recovered store whose pages are in memory, or pending. The file and the log are as they were.
+pub(crate) struct InMemory {
+    /// The header of the file, with the number for the next tree.
+    pub header: Header,
+    /// The pages of the free map that the header names.
+    pub map: Vec<PageRef>,
+    pub space: Space,
+    /// The pages that have changed since the cut, each once.
+    pub pages: Vec<RedonePages>,
+    /// Those of them that are not in memory.
+    pub pending: Box<PendingPages>,
+    pub report: RecoveryReport,
+}
+
 /// What recovery knows from the records.
 pub(crate) struct Recovery<'a> {
     header: Header,
     records: u64,
+    /// The pages that have changed, until the end of the log is known.
     pages: ChangedPages,
+    /// Their number at the end of the log.
+    changed: usize,
     redoers: Redoers,
     space: Space,
     old_map: Vec<PageRef>,
@@ -72,6 +96,7 @@ impl<'a> Recovery<'a> {
             header,
             records: 0,
             pages: ChangedPages::new(header.page_frames),
+            changed: 0,
             redoers: Redoers::start(header.log.begin, header.page_frames, limits)?,
             space,
             old_map,
@@ -151,9 +176,53 @@ impl<'a> Recovery<'a> {
         self.pages.has(start, count)
     }
 
-    /// The log ends here.
-    pub(crate) fn end_at(&mut self, end: Lsn) {
+    /// The log ends here. Returns the number of changed pages that did not fit in memory.
+    ///
+    /// # Errors
+    /// A record that does not fit its page.
+    pub(crate) fn end_at(&mut self, end: Lsn) -> Result<usize> {
         self.end = end.max(self.from());
+        let none = ChangedPages::new(self.header.page_frames);
+        let pages = Arc::new(std::mem::replace(&mut self.pages, none));
+        self.changed = pages.len();
+        self.redoers.end(&pages)
+    }
+
+    /// Hands over the store as it is at the [end](Self::end_at) of the log. Makes the file as long
+    /// as the store. Pages that are pending will be made with so much memory.
+    ///
+    /// # Errors
+    /// If the file cannot be longer.
+    pub(crate) fn into_memory(
+        mut self,
+        device: &Arc<dyn Device>,
+        bytes: usize,
+    ) -> Result<InMemory> {
+        self.lengthen(device)?;
+        self.progress.ends_at(self.end, 0);
+        let report = self.report();
+        let header = Header { next_tree: self.next_tree, ..self.header };
+        let (end, frames) = (self.end, header.page_frames);
+        let mut pages = self.redoers.into_pages();
+        let others = pages.iter_mut().filter_map(|pages| pages.others.take());
+        let pending = Box::new(PendingPages::new(frames, end, bytes, others));
+        Ok(InMemory { header, map: self.old_map, space: self.space, pages, pending, report })
+    }
+
+    /// Makes the file as long as the store, and returns its number of pages.
+    fn lengthen(&self, device: &Arc<dyn Device>) -> Result<u64> {
+        let file_pages = device.pages().map_err(PoolError::Resize)?.max(self.space.end());
+        device.resize(file_pages).map_err(PoolError::Resize)?;
+        Ok(file_pages)
+    }
+
+    fn report(&self) -> RecoveryReport {
+        RecoveryReport {
+            records: self.records,
+            pages: self.changed as u64,
+            log_bytes: self.end.0 - self.from().0,
+            duration: self.began.elapsed(),
+        }
     }
 
     /// Writes what the records say, and makes the file clean. `page` is that of the header.
@@ -190,8 +259,7 @@ impl<'a> Recovery<'a> {
             let start = self.space.allocate(page_frames.into());
             places.push(PageRef::new(start, page_frames));
         };
-        let file_pages = device.pages().map_err(PoolError::Resize)?.max(self.space.end());
-        device.resize(file_pages).map_err(PoolError::Resize)?;
+        let file_pages = self.lengthen(device)?;
 
         let header = Header {
             free_map: places.first().map_or(0, |place| place.id.0),
@@ -204,18 +272,13 @@ impl<'a> Recovery<'a> {
         if is_planted(StoreBug::EarlyRecoveryHeader) {
             file.write_clean(&file.pause_writes(), header, &[])?;
         }
-        let changed = self.write_changed(device, log)?;
+        self.write_changed(device, log)?;
         let map = free_map::pages(&map.encode(), &places);
         write_pages(device, &map)?;
         device.sync().map_err(PoolError::Sync)?;
 
         file.write_clean(&file.pause_writes(), header, &[])?;
-        let report = RecoveryReport {
-            records: self.records,
-            pages: changed as u64,
-            log_bytes: self.end.0 - self.from().0,
-            duration: self.began.elapsed(),
-        };
+        let report = self.report();
         let header = Header { next_tree: self.next_tree, ..file.header() };
         for (start, count) in given_back {
             self.space.set_free(start, count).map_err(|error| {
@@ -230,14 +293,12 @@ impl<'a> Recovery<'a> {
         lsn.0.wrapping_add(self.header.log.begin)
     }
 
-    /// Writes the pages that have changed, as they are at the end of the log. Returns their number.
-    fn write_changed(&mut self, device: &Arc<dyn Device>, log: &dyn Records) -> Result<usize> {
-        let none = ChangedPages::new(self.header.page_frames);
-        let pages = Arc::new(std::mem::replace(&mut self.pages, none));
-        let mut left = self.redoers.write(&pages, device)?;
+    /// Writes the pages that have changed, as they are at the end of the log.
+    fn write_changed(&mut self, device: &Arc<dyn Device>, log: &dyn Records) -> Result<()> {
+        let mut left = self.redoers.write(device)?;
         while left > 0 {
             // As many as were redone until now have their turn.
-            let more = left.div_ceil((pages.len() - left).max(1));
+            let more = left.div_ceil((self.changed - left).max(1));
             self.progress.ends_at(self.end, more as u64);
             log.each(self.from(), &mut |record| {
                 self.progress.is_at(record.lsn);
@@ -245,9 +306,9 @@ impl<'a> Recovery<'a> {
                 self.redoers.redo(record.lsn, &group.pages);
                 Ok(())
             })?;
-            left = self.redoers.write(&pages, device)?;
+            left = self.redoers.write(device)?;
         }
         self.progress.ends_at(self.end, 0);
-        Ok(pages.len())
+        Ok(())
     }
 }

@@ -5,11 +5,12 @@
 //! of them is faster.
 //!
 //! A redoer begins a page at an image. It has memory for some pages only: while the log is read for
-//! the first time, it takes pages as they come. Pages for which there was no memory have their turn
-//! when the log is read again; then it is known which image of a page is the newest.
+//! the first time, it takes pages as they come. Of the other pages it notes where their records are
+//! (`pending.rs`). Or they have their turn when the log is read again; then it is known which image
+//! of a page is the newest.
 
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasherDefault, Hasher as _};
 use std::num::NonZero;
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -21,7 +22,9 @@ use vellum_log::Lsn;
 use vellum_pool::device::{Device, Write};
 use vellum_pool::{PAGE_SIZE, PageCopy, PageRef, PoolError};
 
+use super::by_page::{ByPage, PageHasher};
 use super::page::redo;
+use super::places::PlaceIndex;
 use super::record::{BadRecord, PageRecord, Redo};
 use crate::error::{Error, Result};
 use crate::node::Node;
@@ -48,9 +51,13 @@ const PREFETCH_AHEAD: usize = 8;
 /// What a redoer is told.
 enum Job {
     Redo(Batch),
-    /// The log was read to its end, and these pages have changed. The redoer writes those that it
-    /// has redone, and reports how many of its pages are left.
-    Write(Arc<ChangedPages>, Arc<dyn Device>),
+    /// The log was read to its end, and these pages have changed. The redoer reports how many of
+    /// its own it has not redone.
+    End(Arc<ChangedPages>),
+    /// The redoer writes the pages that it has redone, forgets them, and reports how many are left.
+    Write(Arc<dyn Device>),
+    /// The redoer hands over the pages that it has redone, and ends.
+    HandOver(Sender<RedonePages>),
 }
 
 /// Changes of a redoer's pages.
@@ -87,6 +94,9 @@ pub(crate) struct RedoLimits {
     pub threads: usize,
     /// The most bytes of pages that were redone and not written yet, or a page for each thread.
     pub bytes: usize,
+    /// The lists of where the records of the other pages are take about so many bytes; none if the
+    /// log will be read again for them.
+    pub list_bytes: Option<usize>,
 }
 
 /// All redoers, and the batches that are collected for them.
@@ -101,7 +111,7 @@ struct Thread {
     jobs: SyncSender<Job>,
     /// Batches that were redone, for their memory.
     used: Receiver<Batch>,
-    /// How many of the redoer's pages are left after it has written.
+    /// How many of the redoer's pages are left at the end of the log, or after it has written.
     left: Receiver<Result<usize>>,
     handle: JoinHandle<()>,
 }
@@ -125,6 +135,7 @@ impl Redoers {
                 begin,
                 pages: HashMap::default(),
                 memory: Slabs::new(page_frames, limits.bytes / count),
+                others: limits.list_bytes.map(|bytes| PlaceIndex::new(bytes / count)),
                 written: HashSet::default(),
                 newest: None,
                 used: used_by_redoer,
@@ -149,19 +160,42 @@ impl Redoers {
         }
     }
 
-    /// The log was read to its end: writes what was redone. Returns the number of pages for which
-    /// there was no memory. If there are any, the caller reads the log again.
+    /// The log was read to its end, and these pages have changed. Returns the number of pages for
+    /// which there was no memory. If there are any, the caller reads the log again after each
+    /// [`write`](Self::write).
+    ///
+    /// # Errors
+    /// A record that does not fit its page.
+    pub(super) fn end(&mut self, pages: &Arc<ChangedPages>) -> Result<usize> {
+        self.ask(|| Job::End(pages.clone()))
+    }
+
+    /// Writes what was redone. Returns the number of pages that are left.
     ///
     /// # Errors
     /// A record that does not fit its page; a failed write.
-    pub(super) fn write(
-        &mut self,
-        pages: &Arc<ChangedPages>,
-        device: &Arc<dyn Device>,
-    ) -> Result<usize> {
+    pub(super) fn write(&mut self, device: &Arc<dyn Device>) -> Result<usize> {
+        self.ask(|| Job::Write(device.clone()))
+    }
+
+    /// Hands over what was redone until the [end](Self::end), and the places of the records of the
+    /// other pages.
+    pub(super) fn into_pages(self) -> Vec<RedonePages> {
+        let (sender, pages) = channel();
+        for thread in &self.threads {
+            thread.send(Job::HandOver(sender.clone()));
+        }
+        drop(sender);
+        let pages: Vec<_> = pages.into_iter().collect();
+        assert_eq!(pages.len(), self.threads.len(), "a redoer has ended before it was asked to");
+        pages
+    }
+
+    /// Gives each redoer a job, and returns the number of pages that they leave.
+    fn ask(&mut self, job: impl Fn() -> Job) -> Result<usize> {
         for thread in &mut self.threads {
             thread.send_batch();
-            thread.send(Job::Write(pages.clone(), device.clone()));
+            thread.send(job());
         }
         let mut all = Ok(0);
         for at in 0..self.threads.len() {
@@ -188,7 +222,7 @@ impl Thread {
     }
 
     fn send(&self, job: Job) {
-        // A thread that has panicked takes nothing. `write` passes the panic on.
+        // A thread that has panicked takes nothing. `ask` passes the panic on.
         let _ = self.jobs.send(job);
     }
 }
@@ -198,32 +232,11 @@ impl Drop for Redoers {
     fn drop(&mut self) {
         for Thread { jobs, handle, .. } in std::mem::take(&mut self.threads) {
             drop(jobs);
-            // `write` passes a panic on.
+            // `ask` passes a panic on.
             let _ = handle.join();
         }
     }
 }
-
-/// Numbers of pages are spread well enough without the work of a hash function for strangers' keys.
-#[derive(Clone, Copy, Debug, Default)]
-struct PageHasher(u64);
-
-impl Hasher for PageHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        let mixed = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ (mixed >> 32);
-    }
-}
-
-type ByPage<T> = HashMap<u64, T, BuildHasherDefault<PageHasher>>;
 
 /// The nodes that have changed since the cut. All nodes have the same length.
 #[derive(Debug)]
@@ -333,6 +346,24 @@ impl Slabs {
     }
 }
 
+/// Pages of one redoer as they are at the end of the log, but for their checksums.
+pub(crate) struct RedonePages {
+    /// The number in `memory` of each page, in the order of the file.
+    pages: Vec<(u64, usize)>,
+    memory: Slabs,
+    /// The pages that were not redone.
+    pub(super) others: Option<PlaceIndex>,
+}
+
+impl RedonePages {
+    /// Each page with its bytes.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PageRef, &[u8])> {
+        let frames = self.memory.page_frames;
+        let page = move |id| PageRef::new(id, frames);
+        self.pages.iter().map(move |(id, number)| (page(*id), self.memory.bytes(*number)))
+    }
+}
+
 /// What one thread knows.
 struct Redoer {
     number: usize,
@@ -341,6 +372,8 @@ struct Redoer {
     /// The number in `memory` of each page that is being redone.
     pages: ByPage<usize>,
     memory: Slabs,
+    /// The pages for which there was no memory.
+    others: Option<PlaceIndex>,
     /// The pages that were written as they are at the end of the log.
     written: HashSet<u64, BuildHasherDefault<PageHasher>>,
     /// The pages that have changed, once the log was read.
@@ -361,13 +394,18 @@ impl Redoer {
                     let _ = self.used.send(batch);
                 }
                 Job::Redo(_) => {}
-                Job::Write(pages, device) => {
-                    let result = match failed.take() {
-                        None => self.write(pages, &device),
-                        Some(error) => Err(error),
-                    };
-                    // The other end waits for this, unless it has failed.
+                // The other end waits for these, unless it has failed.
+                Job::End(pages) => {
+                    let result = failed.take().map_or_else(|| Ok(self.end(pages)), Err);
                     let _ = left.send(result);
+                }
+                Job::Write(device) => {
+                    let result = failed.take().map_or_else(|| self.write(&device), Err);
+                    let _ = left.send(result);
+                }
+                Job::HandOver(to) => {
+                    let _ = to.send(self.into_pages());
+                    return;
                 }
             }
         }
@@ -419,23 +457,37 @@ impl Redoer {
                 Some(newest) => newest.image(id) == Some(lsn) && !self.written.contains(&id),
             };
             let Some(number) = is_wanted.then(|| self.memory.take()).flatten() else {
+                self.others.iter_mut().for_each(|others| others.begin(id, lsn));
                 return Ok(());
             };
             self.pages.insert(id, number);
         }
         // A page for which there is no memory is not redone now.
-        if let Some(number) = self.pages.get(&id) {
-            redo(change, lsn.0.wrapping_add(self.begin), self.memory.bytes_mut(*number))?;
+        match (self.pages.get(&id), &mut self.others) {
+            (Some(number), _) => {
+                redo(change, lsn.0.wrapping_add(self.begin), self.memory.bytes_mut(*number))?;
+            }
+            (None, Some(others)) => others.add(id, lsn),
+            (None, None) => {}
         }
         Ok(())
     }
 
+    /// The log was read to its end. Returns the number of pages that were not redone.
+    fn end(&mut self, newest: Arc<ChangedPages>) -> usize {
+        // The others were freed later.
+        self.pages.retain(|id, _| newest.image(*id).is_some());
+        self.others.iter_mut().for_each(|others| others.retain(|id| newest.image(id).is_some()));
+        let mine = newest.ids().filter(|id| self.is_mine(*id));
+        let left = mine.filter(|id| !self.pages.contains_key(id)).count();
+        self.newest = Some(newest);
+        left
+    }
+
     /// Writes the pages that were redone, and forgets them. Returns the number of pages that are
     /// left.
-    fn write(&mut self, newest: Arc<ChangedPages>, device: &Arc<dyn Device>) -> Result<usize> {
-        // The others were freed later.
-        let redone = self.pages.drain().filter(|(id, _)| newest.image(*id).is_some());
-        let mut redone: Vec<_> = redone.collect();
+    fn write(&mut self, device: &Arc<dyn Device>) -> Result<usize> {
+        let mut redone: Vec<_> = self.pages.drain().collect();
         redone.sort_unstable();
         for (_, number) in &redone {
             page::seal(self.memory.bytes_mut(*number), &[]);
@@ -444,10 +496,14 @@ impl Redoer {
         write_all(device, &pages.collect::<Vec<_>>())?;
         self.memory.used = 0;
         self.written.extend(redone.into_iter().map(|(id, _)| id));
-        let mine = newest.ids().filter(|id| self.is_mine(*id));
-        let left = mine.filter(|id| !self.written.contains(id)).count();
-        self.newest = Some(newest);
-        Ok(left)
+        let changed = self.newest.iter().flat_map(|newest| newest.ids());
+        Ok(changed.filter(|id| self.is_mine(*id) && !self.written.contains(id)).count())
+    }
+
+    fn into_pages(self) -> RedonePages {
+        let mut pages: Vec<_> = self.pages.into_iter().collect();
+        pages.sort_unstable();
+        RedonePages { pages, memory: self.memory, others: self.others }
     }
 }
 

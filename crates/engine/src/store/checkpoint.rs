@@ -381,10 +381,10 @@ impl Drop for StoreCore {
     /// the pages are consistent.
     fn drop(&mut self) {
         if self.pages.check_process().is_ok() {
-            // Waits for the thread, which a child of this process does not have.
-            drop(self.cutter.take());
+            // Waits for the threads, which a child of this process does not have.
+            drop((self.late_redo.take(), self.cutter.take()));
         } else {
-            std::mem::forget(self.cutter.take());
+            std::mem::forget((self.late_redo.take(), self.cutter.take()));
         }
         if !self.is_saved() && !self.salvage {
             // A panic that left this destructor during another panic would abort the process.

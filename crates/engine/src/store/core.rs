@@ -13,6 +13,7 @@ use crate::store::cutter::Cutter;
 use crate::store::file::{Checkpoints, StoreFile};
 use crate::store::group_commit::GroupCommit;
 use crate::store::header::{Header, NEXT_TREE_MAX};
+use crate::store::late_redo::LateRedo;
 use crate::store::pages::PageStore;
 use crate::sync::lock;
 use crate::tree::TreeState;
@@ -33,6 +34,8 @@ pub(crate) struct StoreCore {
     pub dropped_trees: Mutex<Vec<Arc<TreeState>>>,
     /// The thread that writes the checkpoints of a store with a log.
     pub cutter: Option<Cutter>,
+    /// The thread that redoes pages that recovery has left.
+    pub late_redo: Option<LateRedo>,
     /// A compaction holds this lock.
     pub compacting: Mutex<()>,
     /// What the opening did to recover the store.
@@ -91,16 +94,20 @@ impl StoreCore {
             recovery: None,
             pages: Arc::new(PageStore::new(pool, device, file, salvage)),
             cutter: None,
+            late_redo: None,
             salvage,
         }
     }
 
     /// Gives the store a log. Nothing has the store's pages yet but the store.
-    pub(crate) fn set_log(&mut self, log: Arc<RedoLog>, cut_in_background: bool) {
+    pub(crate) fn set_log(&mut self, log: Arc<RedoLog>, in_background: bool) {
         let alone = Arc::get_mut(&mut self.pages);
         let pages = alone.unwrap_or_else(|| unreachable!("a thread has the pages of a new store"));
         pages.redo_log = Some(log.clone());
-        if cut_in_background {
+        if in_background && log.pending.left() > 0 {
+            self.late_redo = LateRedo::start(self.pages.clone(), log.clone());
+        }
+        if in_background {
             self.cutter = Cutter::start(self.pages.clone(), log);
         }
     }

@@ -135,6 +135,8 @@ impl PageStore {
 
     fn begin_cut(&self, log: &RedoLog, maps: &mut MapPlaces) -> Result<Cut> {
         self.check_writable()?;
+        // While changes go on.
+        self.redo_pending(log)?;
         let freeze = self.freeze_to_save()?;
         self.reclaim_unlinked();
         self.note_cut(log, &freeze, maps)
@@ -192,6 +194,7 @@ impl PageStore {
     /// reads the file as long as it was.
     pub(crate) fn shorten_with_log(&self, log: &RedoLog) -> Result<bool> {
         self.check_writable()?;
+        self.redo_pending(log)?;
         // After this, the places that wait for the log are free.
         self.try_reclaim_unlinked();
         self.sync_log(log)?;
@@ -279,10 +282,13 @@ impl PageStore {
         header: Header,
         maps: &mut MapPlaces,
     ) -> Result<()> {
+        // The log gives up the records before the cut, and repairs do without them.
+        self.redo_pending(log)?;
         self.sync_log(log)?;
         if is_planted(StoreBug::EarlyHeader) {
             self.file.write_cut(header)?;
         }
+        log.repair_from(cut.lsn);
         self.pool.write_dirty()?;
         let pages = free_map::pages(&cut.map.encode(), &maps.next);
         self.pool.write_copies(&pages)?;

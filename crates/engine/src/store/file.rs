@@ -80,8 +80,13 @@ impl StoreFile {
     /// pages as soon as their records are durable.
     pub(crate) fn begin_log(&self, log: &Arc<RedoLog>, header: Header) -> Result<()> {
         self.write_cut(header)?;
-        let _ = self.log.set(log.clone());
+        self.set_log(log);
         Ok(())
+    }
+
+    /// The newest header, which is durable, names this log.
+    pub(crate) fn set_log(&self, log: &Arc<RedoLog>) {
+        let _ = self.log.set(log.clone());
     }
 
     pub(crate) fn log(&self) -> Option<&RedoLog> {
@@ -151,6 +156,9 @@ impl StoreFile {
             // A change that ended in its midst has poisoned the file before it let go of its pages.
             // No record describes them, and the file must not have them.
             self.check_poison().map_err(io::Error::other)?;
+            if self.is_closed() {
+                return Err(io::Error::other(CLOSED));
+            }
             return log.wait_durable(lsn).map_err(io::Error::other);
         }
         if self.paused.load(Ordering::Acquire) {

@@ -158,6 +158,11 @@ impl Header {
         }
     }
 
+    /// Whether `page` says the version that this code writes of such a header.
+    pub(crate) fn is_newest_version(&self, page: &AlignedPage) -> bool {
+        get_u32(&page.0, AT_VERSION) == self.encoded_version()
+    }
+
     fn list_place(&self) -> usize {
         if self.has_lsns() { LIST } else { LIST_WITHOUT_LOG }
     }

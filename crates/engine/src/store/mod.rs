@@ -17,6 +17,7 @@ pub(crate) mod gate;
 mod gate_tests;
 pub(crate) mod group_commit;
 pub(crate) mod header;
+pub(crate) mod late_redo;
 pub(crate) mod open;
 pub(crate) mod open_log;
 pub(crate) mod options;
@@ -291,6 +292,13 @@ impl Store {
     #[cfg(feature = "testing")]
     pub fn work_for_log(&self) {
         self.core.pages.redo_log.iter().for_each(|log| log.work_now());
+    }
+
+    /// Has the device of the store's log take its time, if the store has a log and
+    /// [no threads](Options::single_threaded); see `Log::slow_down`.
+    #[cfg(feature = "testing")]
+    pub fn slow_log_down(&self, choose: vellum_log::Choose) -> Option<vellum_log::Pilot> {
+        self.core.pages.redo_log.as_ref().map(|log| log.slow_down(choose))
     }
 
     /// What the opening of the store did to recover it. `None` if it was closed before.

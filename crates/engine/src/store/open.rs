@@ -12,6 +12,7 @@ use crate::node::{Fences, NodeMut};
 use crate::page::format::StoreFormat;
 use crate::page::{self, PageKind};
 use crate::redo::log::OpenLog;
+use crate::redo::recover::InMemory;
 use crate::store::core::StoreCore;
 use crate::store::file::StoreFile;
 use crate::store::free_map;
@@ -19,7 +20,7 @@ use crate::store::header::{
     AlignedPage, FORMAT_VERSION, FORMAT_VERSION_NEWEST, HEADER_PAGES, Header, HeaderPage,
     LISTED_FRAMES_MAX, LogPoint,
 };
-use crate::store::open_log::{LogPlace, begin_log, recover};
+use crate::store::open_log::{LogPlace, RecoveryOutcome, begin_log, recover, resume_log};
 use crate::store::options::{Options, PAGE_FRAMES_MAX, min_pool_frames};
 use crate::tree::CATALOG;
 
@@ -165,7 +166,7 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
     }
     let pool_options = options.pool_options(header.page_frames)?;
     options.check_log(header.page_frames, place)?;
-    let (mut log, mut recovery) = (None, None);
+    let (mut log, mut recovery, mut in_memory) = (None, None, None);
     if !options.salvage {
         // First, because the file's length in a header that says "in use" may be wrong.
         match (header.clean, header.log.identity, options.is_read_only()) {
@@ -177,18 +178,31 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
             return Err(Error::Truncated { found: pages, expected: header.file_pages });
         }
         if !header.clean {
-            // The clean header of the recovered file goes to the other page.
-            older = header.encoded_version();
             let read = || Ok((header_as_read(&device, &header)?, read_free_map(&device, &header)?));
-            let (opened, recovered, report) = recover(&device, header, read, place, options)?;
-            (log, header, recovery) = (Some(opened), recovered, Some(report));
+            let (opened, outcome) = recover(&device, header, read, place, options)?;
+            log = Some(opened);
+            match outcome {
+                RecoveryOutcome::Clean(clean, report) => {
+                    // It went to the other page.
+                    older = header.encoded_version();
+                    (header, recovery) = (clean, Some(report));
+                }
+                RecoveryOutcome::InMemory(store) => in_memory = Some(store),
+            }
         }
     }
-    let (free_map, space) = match options.salvage {
-        true => (Vec::new(), Space::new(pages)),
-        false => {
-            check_listed_pages(&device, &header, !options.is_read_only())?;
-            read_free_map(&device, &header)?
+    if !options.salvage {
+        check_listed_pages(&device, &header, !options.is_read_only())?;
+    }
+    let (free_map, space, redone) = match in_memory {
+        _ if options.salvage => (Vec::new(), Space::new(pages), None),
+        None => {
+            let (free_map, space) = read_free_map(&device, &header)?;
+            (free_map, space, None)
+        }
+        Some(InMemory { header: newer, map, space, pages, pending, report }) => {
+            (header, recovery) = (newer, Some(report));
+            (map, space, Some((pages, pending)))
         }
     };
     let file = Arc::new(StoreFile::new(&device, header, older));
@@ -196,15 +210,18 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
     let pool = Pool::open(device.clone(), format, space, pool_options)?;
     let mut core = StoreCore::new(pool, device, file, free_map, options.salvage);
     core.recovery = recovery;
-    match (options.wants_log(place), log) {
-        (true, Some(log)) => begin_log(&mut core, log, options)?,
-        (true, None) => {
+    match (options.wants_log(place), log, redone) {
+        (_, Some(log), Some((pages, pending))) => {
+            resume_log(&mut core, log, pages, *pending, options)?;
+        }
+        (true, Some(log), None) => begin_log(&mut core, log, options)?,
+        (true, None, _) => {
             let log = place.create(&header, &core.pages.device, options)?;
             begin_log(&mut core, log, options)?;
         }
-        (false, Some(log)) => log.remove(),
-        (false, None) if !options.is_read_only() => place.remove_left(&header, options),
-        (false, None) => {}
+        (false, Some(log), None) => log.remove(),
+        (false, None, _) if !options.is_read_only() => place.remove_left(&header, options),
+        (false, None, _) => {}
     }
     Ok(core)
 }

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use vellum_log::{BLOCK_BYTES, Log, LogDevice, LogError, Lsn, Record, RecordRef};
 use vellum_pool::device::Device;
@@ -13,11 +14,13 @@ use vellum_pool::{PAGE_SIZE, PageRef, Space};
 use crate::error::{Error, Result};
 use crate::planted::{StoreBug, is_planted};
 use crate::redo::files::{LOG_BYTES_MIN, LogFiles, log_options};
-use crate::redo::log::{MapPlaces, OpenLog, RedoLog, ValuesFirst, bytes_per_change};
+use crate::redo::log::{LogSetup, MapPlaces, OpenLog, RedoLog, ValuesFirst, bytes_per_change};
+use crate::redo::pending::PendingPages;
 use crate::redo::progress::RecoveryReport;
-use crate::redo::recover::{Recovered, Recovery};
-use crate::redo::redoer::RedoLimits;
+use crate::redo::recover::{InMemory, Recovered, Recovery};
+use crate::redo::redoer::{RedoLimits, RedonePages};
 use crate::store::core::StoreCore;
+use crate::store::file::StoreFile;
 use crate::store::header::{AlignedPage, FORMAT_VERSION_PIECES, Header};
 use crate::store::options::Options;
 use crate::sync::lock;
@@ -161,8 +164,12 @@ fn open_log(
     opened.map(|(log, end)| (log, end.lsn))
 }
 
+/// Of the memory that recovery may use for pages, this part is for the lists of where the records
+/// of the others are, and for the pages that are made together later.
+const LATER_PART: usize = 4;
+
 /// The memory that recovery may use for pages: half of what the pool will have. The simulation has
-/// so little that recovery reads the log several times.
+/// so little that most pages do not fit.
 fn recovery_bytes(options: &Options) -> Result<usize> {
     if let Some(bytes) = options.recovery_bytes {
         return Ok(bytes);
@@ -170,22 +177,33 @@ fn recovery_bytes(options: &Options) -> Result<usize> {
     Ok(usize::try_from(options.pool.frames()? / 2).unwrap_or(usize::MAX).saturating_mul(PAGE_SIZE))
 }
 
+/// How a recovery has left a store.
+pub(crate) enum RecoveryOutcome {
+    /// The file is clean, with this header.
+    Clean(Header, RecoveryReport),
+    /// The file needs the log. The pages that have changed are in memory, or pending.
+    InMemory(InMemory),
+}
+
 /// Recovers a store that ended while it was in use with a log. `read` reads the page of its header,
-/// its free map, and the space that the map describes. Returns the log, the header of the clean
-/// file, and what was done.
+/// its free map, and the space that the map describes. Returns the log, and how the store is now.
 pub(crate) fn recover(
     file: &Arc<dyn Device>,
     header: Header,
     read: impl FnOnce() -> Result<(Box<AlignedPage>, (Vec<PageRef>, Space))>,
     place: &LogPlace,
     options: &Options,
-) -> Result<(OpenLog, Header, RecoveryReport)> {
+) -> Result<(OpenLog, RecoveryOutcome)> {
     let (device, files) = place.find(header.log.identity, options)?;
     let (page, (map, space)) = read()?;
     tracing::info!(log = %place, "the store was not closed: recovering it");
     let most = Lsn(device.scan().end * BLOCK_BYTES as u64);
-    let limits =
-        RedoLimits { threads: options.recovery_threads(), bytes: recovery_bytes(options)? };
+    // The build that wrote an older header may not know the records that this one would append.
+    let knows = header.version >= FORMAT_VERSION_PIECES && header.is_newest_version(&page);
+    let goes_on = options.wants_log(place) && knows && !options.recovers_to_file();
+    let bytes = recovery_bytes(options)?;
+    let list_bytes = goes_on.then_some(bytes / LATER_PART);
+    let limits = RedoLimits { threads: options.recovery_threads(), bytes, list_bytes };
     let mut recovery = Recovery::new(header, map, space, most, limits, &options.on_recovery)?;
     let values = Arc::new(ValuesFirst::new(device, file.clone()));
     let from = Some(recovery.from());
@@ -198,11 +216,73 @@ pub(crate) fn recover(
         let late = before.replace(record.to_record());
         late.map_or(Ok(()), |Record { lsn, bytes }| recovery.add(RecordRef { lsn, bytes: &bytes }))
     })?;
-    recovery.end_at(end);
-    let Recovered { header, report, .. } = recovery.write(&page, file, &log)?;
+    recovery.end_at(end)?;
+    let outcome = match goes_on {
+        true => RecoveryOutcome::InMemory(recovery.into_memory(file, bytes / LATER_PART)?),
+        false => {
+            let Recovered { header, report, .. } = recovery.write(&page, file, &log)?;
+            RecoveryOutcome::Clean(header, report)
+        }
+    };
+    let (RecoveryOutcome::Clean(_, report) | RecoveryOutcome::InMemory(InMemory { report, .. })) =
+        &outcome;
     let RecoveryReport { records, pages, log_bytes, duration } = report;
     tracing::info!(records, pages, log_bytes, ?duration, "recovered the store");
-    Ok((OpenLog { log, values, files }, header, report))
+    Ok((OpenLog { log, values, files }, outcome))
+}
+
+/// Has a store that was recovered in memory go on with its log, and with the pages that its file
+/// does not have.
+///
+/// # Errors
+/// If there is no memory for the pages.
+pub(crate) fn resume_log(
+    core: &mut StoreCore,
+    log: OpenLog,
+    pages: Vec<RedonePages>,
+    pending: PendingPages,
+    options: &Options,
+) -> Result<()> {
+    let header = core.pages.file.header();
+    let setup = log_setup(core, options);
+    let log = Arc::new(RedoLog::resume(log, header.log, pending, setup));
+    // Before the pool has a page that it may write.
+    core.pages.file.set_log(&log);
+    let mut unfinished = Unfinished(Some(core.pages.file.clone()));
+    let began = Instant::now();
+    let lost = usize::from(is_planted(StoreBug::LostRedone));
+    for (page, bytes) in pages.iter().flat_map(|pages| pages.iter().skip(lost)) {
+        core.pages.pool.insert(page, bytes)?;
+    }
+    // The last process may not have given back the room of the records before the cut.
+    log.trim(log.newest_cut())?;
+    core.set_log(log, options.cut_in_background);
+    core.recovery.iter_mut().for_each(|report| report.duration += began.elapsed());
+    unfinished.0 = None;
+    Ok(())
+}
+
+/// The store lacks some of its pages until this has no file any more. Dropping it before that, also
+/// in a panic, keeps a checkpoint from writing the others.
+struct Unfinished(Option<Arc<StoreFile>>);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some(file) = &self.0 {
+            file.poison_for("the recovery failed");
+            file.log().into_iter().for_each(RedoLog::stop);
+        }
+    }
+}
+
+/// What the log of a store has to know of it.
+fn log_setup(core: &StoreCore, options: &Options) -> LogSetup {
+    let newest = std::mem::take(&mut lock(&core.checkpoints).places);
+    LogSetup {
+        bytes_per_cut: options.log_bytes / 2,
+        page_frames: core.pages.page_frames,
+        maps: MapPlaces { newest, next: Vec::new() },
+    }
 }
 
 /// Has a clean store write its changes to a log from now on.
@@ -213,11 +293,7 @@ pub(crate) fn begin_log(core: &mut StoreCore, log: OpenLog, options: &Options) -
     let file = core.pages.file.clone();
     // No program that knows no pieces reads the header of a store with a log.
     file.update(|header| header.version = FORMAT_VERSION_PIECES);
-    let newest = std::mem::take(&mut lock(&core.checkpoints).places);
-    let maps = MapPlaces { newest, next: Vec::new() };
-    let page_bytes = u64::from(core.pages.page_frames) * PAGE_SIZE as u64;
-    let per_cut = options.log_bytes / 2;
-    let log = Arc::new(RedoLog::new(log, file.header().log, maps, per_cut, page_bytes));
+    let log = Arc::new(RedoLog::new(log, file.header().log, log_setup(core, options)));
     log.own(file.header().store_id)?;
     let named = Header { clean: false, log: log.point(log.cut_at_end()), ..file.header() };
     if let Err(error) = file.begin_log(&log, named) {
@@ -255,5 +331,36 @@ impl Options {
             ))),
             false => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use vellum_log::{SimulatedDevice, SimulatedOptions};
+    use vellum_pool::device::MemoryDevice;
+
+    use super::Unfinished;
+    use crate::{Options, Store};
+
+    #[test]
+    fn a_store_that_lacks_recovered_pages_writes_nothing_when_it_is_dropped() {
+        let segments = SimulatedOptions { segments: 64, segment_blocks: 16, ..Default::default() };
+        let log = Arc::new(SimulatedDevice::new(segments));
+        let memory = Arc::new(MemoryDevice::new());
+        let options = Options::new().pool_bytes(1 << 20);
+        let options = Options { log: Some(log.clone()), evictors: 0, ..options };
+        let store = Store::create_on(memory.clone(), &options).unwrap();
+        let tree = store.create_tree("tree").unwrap();
+        (0..1000_u16).for_each(|number| drop(tree.upsert(&number.to_be_bytes(), &[7; 100])));
+        store.sync().unwrap();
+        let before = memory.snapshot();
+        drop(Unfinished(Some(store.core.pages.file.clone())));
+        drop((tree, store));
+        assert!(memory.snapshot() == before);
+        let store = Store::open_on(memory, &options).unwrap();
+        assert!(store.recovery().is_some());
+        assert_eq!(store.tree("tree").unwrap().entries().count(), 1000);
     }
 }

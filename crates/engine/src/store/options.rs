@@ -46,6 +46,9 @@ pub struct Options {
     pub(crate) on_recovery: RecoveryListener,
     /// A recovery has so many bytes of pages in memory at once, if that is chosen.
     pub(crate) recovery_bytes: Option<usize>,
+    /// A recovery makes a clean file, even of a store that could go on with its log.
+    #[cfg(feature = "testing")]
+    pub(crate) recovers_to_file: bool,
     /// The store has no threads of its own.
     #[cfg(feature = "testing")]
     pub(crate) is_single_threaded: bool,
@@ -71,8 +74,10 @@ impl Default for Options {
             log_bytes: 1 << 30,
             cut_in_background: true,
             on_recovery: RecoveryListener::default(),
-            // The tests have recoveries that read the log several times.
+            // Most pages do not fit in the memory of the recoveries of tests.
             recovery_bytes: cfg!(test).then_some(64 << 10),
+            #[cfg(feature = "testing")]
+            recovers_to_file: false,
             #[cfg(feature = "testing")]
             is_single_threaded: false,
         }
@@ -213,6 +218,15 @@ impl Options {
         self
     }
 
+    /// Whether a recovery makes a clean file of a store that could go on with its log.
+    pub(crate) fn recovers_to_file(&self) -> bool {
+        #[cfg(feature = "testing")]
+        if self.recovers_to_file {
+            return true;
+        }
+        false
+    }
+
     /// The most threads that redo pages in a recovery.
     pub(crate) fn recovery_threads(&self) -> usize {
         #[cfg(feature = "testing")]
@@ -271,6 +285,12 @@ impl Options {
     /// The bytes of pages that a recovery has in memory at once.
     pub fn recovery_bytes(mut self, bytes: usize) -> Options {
         self.recovery_bytes = Some(bytes);
+        self
+    }
+
+    /// Whether a recovery makes a clean file of a store that could go on with its log.
+    pub fn recovers_to_clean_file(mut self, yes: bool) -> Options {
+        self.recovers_to_file = yes;
         self
     }
 

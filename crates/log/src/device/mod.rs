@@ -29,6 +29,8 @@ pub use simulated::{SimulatedDevice, SimulatedFault, SimulatedOptions};
 #[cfg(all(test, not(feature = "model")))]
 pub(crate) use simulated_disk::{Planted, SimulatedDisk};
 pub use way::Way;
+#[cfg(feature = "testing")]
+pub use way::choose_way;
 
 /// The place of a log: an array of blocks that grows at its end and is given up at its front.
 ///

@@ -133,8 +133,10 @@ impl SimulatedDevice {
 
     fn restarted(&self, mut state: State) -> SimulatedDevice {
         let slots = state.durable.len() as u64;
-        // What was trimmed and not reused is there again.
-        state.begin = state.end.saturating_sub(slots);
+        // What was trimmed and not reused may be there again.
+        if state.below(2) == 0 {
+            state.begin = state.end.saturating_sub(slots);
+        }
         (state.fault, state.failed, state.full) = (None, false, false);
         let taken = AtomicBool::new(false);
         SimulatedDevice { options: self.options, state: Mutex::new(state), taken }

@@ -21,6 +21,27 @@ pub trait PageFormat: Send + Sync + fmt::Debug + 'static {
     /// Checks a page that the pool has just read. No other thread can reach the page before.
     fn verify(&self, page: PageRef, bytes: &[u8]) -> Result<(), PageDamage>;
 
+    /// Makes a page anew that could not be read, or that [`verify`](Self::verify) has refused, and
+    /// returns whether it could. `bytes` may be anything. The pool verifies the page again, and
+    /// writes it later. No other thread can reach the page before.
+    fn repair(&self, page: PageRef, bytes: &mut [u8]) -> bool {
+        let _ = (page, bytes);
+        false
+    }
+
+    /// Whether the file does not have a page yet as it is: whatever a read finds there,
+    /// [`repair`](Self::repair) makes the page.
+    fn is_pending(&self, page: PageRef) -> bool {
+        let _ = page;
+        false
+    }
+
+    /// A page that was [pending](Self::is_pending) is in memory now, and the pool writes it later.
+    /// No other thread can reach the page before.
+    fn note_made(&self, page: PageRef) {
+        let _ = page;
+    }
+
     /// The write-ahead rule: returns once the log is durable up to `lsn`, the greatest number in
     /// a batch of pages that the pool is about to write. After an error the pages stay in memory,
     /// dirty.
@@ -37,11 +58,12 @@ pub trait PageFormat: Send + Sync + fmt::Debug + 'static {
     /// takes.
     fn write_ahead(&self, lsn: u64, still_dirty: &dyn Fn() -> bool) -> io::Result<()>;
 
-    /// The log sequence number that must be durable before the place of a page that is freed now
-    /// may be allocated again; 0 if it may be at once. After a crash the page may be in use again,
-    /// if the log has lost the record that frees it. So a page that is not logged must not be
-    /// written there before.
-    fn free_lsn(&self) -> u64 {
+    /// A page, or a range of pages, is freed now, and is not pending any more. Returns the log
+    /// sequence number that must be durable before its place may be allocated again; 0 if it may be
+    /// at once. After a crash the page may be in use again, if the log has lost the record that
+    /// frees it. So a page that is not logged must not be written there before.
+    fn free_lsn(&self, page: PageRef) -> u64 {
+        let _ = page;
         0
     }
 

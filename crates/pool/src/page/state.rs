@@ -445,6 +445,11 @@ impl PageState {
         }
     }
 
+    /// Memory has what the file does not have. The caller holds the page exclusively.
+    pub fn set_dirty(&self) {
+        self.0.fetch_or(DIRTY, Ordering::Relaxed);
+    }
+
     /// The file has what memory has. The caller holds the page, shared or exclusively.
     pub fn clear_dirty(&self) {
         self.0.fetch_and(!DIRTY, Ordering::Relaxed);

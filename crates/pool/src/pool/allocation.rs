@@ -89,6 +89,28 @@ impl Pool {
         Ok(Some(ExclusiveGuard::new(&self.core, self.core.held(page), page, true)))
     }
 
+    /// Makes a page resident and dirty, with these bytes in the place of those that the file has.
+    /// The page is allocated, lies in the file, and is not in memory.
+    ///
+    /// # Errors
+    /// [`PoolError::InUse`] if it, or a part of it, is in memory; [`PoolError::Exhausted`] and
+    /// [`PoolError::Populate`], among others.
+    ///
+    /// # Panics
+    /// If there are not as many bytes as the page has.
+    pub fn insert(&self, page: PageRef, bytes: &[u8]) -> Result<(), PoolError> {
+        assert_eq!(bytes.len(), page.bytes(), "the bytes of {page}");
+        self.check_writable()?;
+        self.core.look(page)?;
+        let mut reserved = self.eviction.reserve(page)?;
+        self.core.claim_unallocated(page, &mut reserved)?;
+        reserved.keep();
+        self.core.admit(page);
+        let mut guard = ExclusiveGuard::new(&self.core, self.core.held(page), page, true);
+        guard.copy_from_slice(bytes);
+        Ok(())
+    }
+
     /// Allocates the place of a page that the caller writes past the pool; see
     /// [`write_copies`](Pool::write_copies). The pool itself never reads or writes the page.
     ///
@@ -419,7 +441,7 @@ impl Pool {
     /// durable.
     fn return_place(&self, page: PageRef) -> Result<(), PoolError> {
         self.core.counters.count(Event::Free);
-        match self.core.format.free_lsn() {
+        match self.core.format.free_lsn(page) {
             0 => Ok(lock(&self.space).free(page.id.0, u64::from(page.frames))?),
             lsn => {
                 lock(&self.waiting).push(lsn, page);

@@ -1,6 +1,7 @@
 //! Misses: faulting pages in, one at a time while the caller waits, or many at once while it goes
 //! on.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -73,10 +74,17 @@ impl Claimed<'_> {
             None => pool.eviction.reserve(page)?,
         };
         let (surface, place) = core.place_claimed(page, self.reserved.insert(reserved));
-        let started = Instant::now();
-        let result = pool.device.read(surface, ReadRange { pages: page.range(), place });
-        core.read_latency.record(started.elapsed(), 1);
-        core.finish_read(page, result)?;
+        let result = match core.format.is_pending(page) && core.needs_no_read(page) {
+            true => Err(io::Error::other("the file does not have it")),
+            false => {
+                let started = Instant::now();
+                let range = ReadRange { pages: page.range(), place };
+                let result = pool.device.read(surface, range);
+                core.read_latency.record(started.elapsed(), 1);
+                result
+            }
+        };
+        core.finish_read(page, result, true)?;
         self.inner_before = None;
         self.reserved.take().into_iter().for_each(ReservedPage::keep);
         core.counters.count(Event::Miss);
@@ -230,6 +238,10 @@ impl Pool {
         if seen.state() != State::Evicted {
             return Ok(PrepareOutcome::NotNow);
         }
+        // As a repair, the making of a page keeps other reads waiting.
+        if event == Event::Prefetch && self.core.format.is_pending(page) {
+            return Ok(PrepareOutcome::NotNow);
+        }
         // A page that is only read ahead is not worth a huge page.
         let may_break = event == Event::Miss;
         let mut reserved = match self.eviction.try_reserve(page, may_break) {
@@ -320,8 +332,9 @@ struct AsyncRead {
 
 impl AsyncRead {
     /// Publishes the page, or undoes its claim.
-    fn complete(mut self, result: std::io::Result<()>, event: Event) {
-        match self.core.finish_read(self.page, result) {
+    fn complete(mut self, result: io::Result<()>, event: Event) {
+        // A repair keeps other reads waiting. If the page is only read ahead, its fix repairs it.
+        match self.core.finish_read(self.page, result, event != Event::Prefetch) {
             Ok(()) => {
                 self.inner_before = None;
                 self.core.counters.count(event);
@@ -342,7 +355,7 @@ impl AsyncRead {
 impl Drop for AsyncRead {
     fn drop(&mut self) {
         let Some(before) = self.inner_before.take() else { return };
-        let source = std::io::Error::other("the page format panicked while it checked the page");
+        let source = io::Error::other("the page format panicked while it checked the page");
         self.fail(PoolError::Read { page: self.page, source });
         let in_slot = self.core.held_slot(self.page) > 0;
         self.core.unclaim(self.page, before);

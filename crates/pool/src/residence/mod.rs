@@ -15,15 +15,18 @@
 
 #![allow(unsafe_code)]
 
-use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::{io, slice};
 
 use vellum_vm::{Entry, Errno, PAGE_SIZE, Surface};
 
 use crate::core::{Core, ReservedPage};
 use crate::error::PoolError;
 use crate::page::PageRef;
+use crate::page::format::PageDamage;
 use crate::page::state::{Leave, PageState, State, Word};
 use crate::slots::Slots;
+use crate::statistics::counters::Event;
 use crate::sync::interleave;
 
 mod by_frame;
@@ -155,19 +158,82 @@ impl Core {
         self.inner(page).find(|(_, _, seen)| seen.state() == State::Locked)
     }
 
-    /// Checks and admits a claimed page whose read has ended. After an error the caller must
-    /// [`unclaim`](Core::unclaim) the page.
+    /// Checks and admits a claimed page whose read has ended, or has it repaired or made, which may
+    /// take long. After an error the caller must [`unclaim`](Core::unclaim) the page.
     pub(crate) fn finish_read(
         &self,
         page: PageRef,
         result: io::Result<()>,
+        may_repair: bool,
     ) -> Result<(), PoolError> {
+        let is_pending = self.format.is_pending(page);
+        let read = match (result, is_pending) {
+            (result, true) if result.is_ok() || self.needs_no_read(page) => {
+                Err(PageDamage { page, what: "only the log has its newest state".into() }.into())
+            }
+            (result, _) => self.check_read(page, result),
+        };
+        match read {
+            Ok(()) => {}
+            Err(error) if may_repair => self.repair(page, error, is_pending)?,
+            Err(error) => return Err(error),
+        }
+        self.join(page);
+        self.admit(page);
+        Ok(())
+    }
+
+    fn check_read(&self, page: PageRef, result: io::Result<()>) -> Result<(), PoolError> {
         result.map_err(|source| PoolError::Read { page, source })?;
         // SAFETY: the page was just read and is held exclusively.
         let bytes = unsafe { self.bytes(page) };
-        self.format.verify(page, bytes)?;
-        self.join(page);
-        self.admit(page);
+        Ok(self.format.verify(page, bytes)?)
+    }
+
+    /// Whether a claimed page has memory, or gets it when a thread writes to it, without a read.
+    pub(crate) fn needs_no_read(&self, page: PageRef) -> bool {
+        self.held_slot(page) > 0
+            || self.surface.fault_behaviour().writing_populates()
+            || self.claim_brings_memory()
+    }
+
+    /// Has a claimed page repaired that could not be read, that is damaged, or that is pending.
+    ///
+    /// # Errors
+    /// The error of the read, if it is not repaired.
+    #[cold]
+    fn repair(&self, page: PageRef, error: PoolError, is_pending: bool) -> Result<(), PoolError> {
+        // After a failed read the page may have no memory.
+        if !matches!(error, PoolError::Damaged(_)) && !self.needs_no_read(page) {
+            return Err(error);
+        }
+        // SAFETY: the page has memory, or gets it by this write, and is held exclusively; what
+        // optimistic readers read of it is discarded.
+        let bytes = unsafe { slice::from_raw_parts_mut(self.address(page), page.bytes()) };
+        // First, so that a checkpoint which begins during the repair waits for the page and writes
+        // it. A poisoned pool writes nothing, and could never evict the page.
+        let is_dirty = self.check_poison().is_ok();
+        if is_dirty {
+            self.held(page).set_dirty();
+            self.note_dirty(page.id);
+        }
+        let repair = || self.format.repair(page, bytes) && self.format.verify(page, bytes).is_ok();
+        let repaired = catch_unwind(AssertUnwindSafe(repair));
+        if is_dirty && !matches!(repaired, Ok(true)) {
+            self.clear_dirty(page);
+        }
+        match repaired {
+            Ok(true) => {}
+            Ok(false) => return Err(error),
+            Err(panic) => resume_unwind(panic),
+        }
+        if !is_pending {
+            tracing::warn!("repaired {page}: {error}");
+            self.counters.count(Event::Repair);
+        } else if is_dirty {
+            // Otherwise the page is as it was: the file will not have it.
+            self.format.note_made(page);
+        }
         Ok(())
     }
 
@@ -241,7 +307,7 @@ impl Core {
                 let release = |entries: &mut [Entry]| self.release_small(entries);
                 huge.release_freed(&self.surface, &mut entry, release);
             }
-            None => self.release_small(std::slice::from_mut(&mut entry)),
+            None => self.release_small(slice::from_mut(&mut entry)),
         }
         self.end_release(page, Leave::Free, entry.result)?;
         self.give_back_frames(page, slot);

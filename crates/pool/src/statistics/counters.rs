@@ -42,9 +42,11 @@ pub enum Event {
     Allocate,
     /// A page was freed.
     Free,
+    /// A page that could not be read, or that was damaged, was made anew.
+    Repair,
 }
 
-const EVENTS: usize = Event::Free as usize + 1;
+const EVENTS: usize = Event::Repair as usize + 1;
 
 #[repr(align(128))]
 #[derive(Debug, Default)]

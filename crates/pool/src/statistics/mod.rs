@@ -49,6 +49,9 @@ pub struct PoolStats {
     pub allocations: u64,
     /// Pages freed.
     pub frees: u64,
+    /// Pages that could not be read, or were damaged, and that the format repaired
+    /// ([`PageFormat::repair`](crate::PageFormat::repair)).
+    pub repairs: u64,
     /// Time from the start of a read to its end.
     pub read_latency: Latency,
     /// Time that a page's write took, as part of its batch.
@@ -89,6 +92,7 @@ impl Pool {
             frame_waits: total(Event::FrameWait),
             allocations: total(Event::Allocate),
             frees: total(Event::Free),
+            repairs: total(Event::Repair),
             read_latency: core.read_latency.summary(),
             write_latency: core.write_latency.summary(),
         }

@@ -55,7 +55,11 @@ const BESIDE: [(&str, &str); 2] =
     [("vellum-preload/preload", "libvellum_preload.so"), ("vellum-cli/dax", "../vellum")];
 
 /// Programs of this machine that test programs look for in their own folder.
-const TOOLS: [(&str, &str); 1] = [("vellum/power_loss", "/usr/sbin/dmsetup")];
+const TOOLS: [(&str, &str); 2] =
+    [(POWER_LOSS, "/usr/sbin/dmsetup"), (POWER_LOSS, "/usr/sbin/mke2fs")];
+
+/// The program that loses the power of disks, and runs while machines are killed over theirs.
+pub const POWER_LOSS: &str = "vellum-sim/power_loss";
 
 /// The package whose tests check the memory of a process. No other thread may map memory meanwhile,
 /// not even its stack.
@@ -135,6 +139,14 @@ pub fn beside(program: &TestProgram) -> impl Iterator<Item = (String, PathBuf)> 
     libraries.chain(tools.map(|(_, tool)| PathBuf::from(tool))).map(move |path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         (format!("{folder}/{name}"), path)
+    })
+}
+
+/// The files that a program needs, as arguments of the lab, if it runs in no folder of its own.
+pub fn tools(program: &TestProgram) -> impl Iterator<Item = String> {
+    beside(program).map(|(name, path)| {
+        let name = name.rsplit('/').next().unwrap_or(&name).to_owned();
+        format!("--file={name}={}", path.display())
     })
 }
 
