@@ -13,6 +13,9 @@
 //! - a fault of a page that is leaving waits until it is in its file, and then reads it from there;
 //! - a page that cannot be written stays in the cache, dirty, and the error reaches the caller.
 //!
+//! A machine whose page tables have dirty bits is asked for stores where that matters: when a page
+//! is proposed, after it is unmapped, when no more store can come, and before a write-back.
+//!
 //! A thread that waits holds no lock on a frame, and a thread that evicts waits for nothing but its
 //! own I/O. A faulting thread holds at most pins while it waits for a lock. So no circle of threads
 //! waits.
@@ -504,6 +507,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         pages.sort_unstable_by_key(|page| page.key);
         self.machine.unmap(pages);
         self.count(Count::Shootdowns, 1);
+        pages.iter_mut().for_each(|page| self.learn_stores(page));
         let mut first_error = None;
         for run in pages.chunk_by_mut(|one, next| one.dirty == next.dirty && follows(one, next)) {
             if !run[0].dirty {
@@ -556,6 +560,39 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             self.dirty.remove(page.frame);
             self.frames.clear_dirty(page.frame);
         }
+    }
+
+    /// Asks the machine for stores to a page that no fault has told of. The caller has locked the
+    /// frame, or evicts it.
+    fn learn_stores(&self, page: &mut Page) {
+        if !page.dirty && self.machine.was_stored_to(*page) {
+            self.mark_dirty(page.frame);
+            page.dirty = true;
+        }
+    }
+
+    /// The same for all pages of a range. Covers every store that happened before the call.
+    fn learn_all_stores(&self, range: &RangeInclusive<Key>) {
+        if !self.machine.tells_stores() {
+            return;
+        }
+        self.for_each_in(range, |key, frame| {
+            let mut attempt = 0;
+            let dirty = loop {
+                match self.frames.try_lock(frame) {
+                    Ok(word) => break word.is_dirty(),
+                    // No thread has stored to a page that is not there yet.
+                    Err(word) if matches!(word.state(), State::Free | State::Filling) => return,
+                    // A page that leaves may stay, if it cannot be written.
+                    Err(_) => self.machine.wait(attempt),
+                }
+                attempt += 1;
+            };
+            if self.frames.key(frame) == Some(key) {
+                self.learn_stores(&mut Page { key, frame, dirty });
+            }
+            self.frames.unlock(frame);
+        });
     }
 
     /// Evicts the pages of a range that no caller has pinned. With `discard`, changes that are not
@@ -652,6 +689,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     /// # Errors
     /// The first error of a write. All pages were tried; those that failed are still dirty.
     pub fn write_back(&self, range: RangeInclusive<Key>) -> Result<u64, M::Error> {
+        self.learn_all_stores(&range);
         let mut attempt = 0;
         let sorted = loop {
             match self.dirty.try_sort(&range) {
@@ -956,7 +994,13 @@ impl<M: Machine, P: Policy> Evictor for Batch<'_, '_, M, P> {
             return false;
         };
         let dirty = self.cache.frames.word(frame).is_dirty();
-        self.pages[self.count] = Page { key, frame, dirty };
+        let mut page = Page { key, frame, dirty };
+        self.cache.learn_stores(&mut page);
+        if page.dirty && self.cache.is_refused(frame, self.refused) {
+            self.cache.frames.keep(frame);
+            return false;
+        }
+        self.pages[self.count] = page;
         self.count += 1;
         true
     }

@@ -45,7 +45,7 @@ pub trait Machine: Sync {
     fn read(&self, run: &[Page], place: Option<&Self::Place>) -> Result<bool, Self::Error>;
 
     /// Writes a run from its frames to its file. No thread changes the frames meanwhile, except
-    /// through pins for writing.
+    /// through pins for writing, and by stores of which dirty bits tell afterwards.
     ///
     /// # Errors
     /// What the storage said: the pages are still dirty.
@@ -59,12 +59,14 @@ pub trait Machine: Sync {
     fn map(&self, run: &[Page], place: &Self::Place, writable: bool) -> Result<(), Self::Error>;
 
     /// Takes write access to the pages away in all mappings and on all processors: with one
-    /// shootdown for all pages. Afterwards every store faults.
+    /// shootdown for all pages. Afterwards every store faults. A machine that
+    /// [tells stores](Self::tells_stores) may leave the access and clear the pages' dirty bits:
+    /// afterwards [`was_stored_to`](Self::was_stored_to) tells of every store.
     fn protect(&self, pages: &[Page]);
 
     /// Unmaps the pages, which are in order, in all mappings and on all processors: with one
     /// shootdown for all. The frames keep their contents. A machine may leave clean pages mapped
-    /// for reading until [`release`](Self::release).
+    /// for reading until [`release`](Self::release). One that tells stores unmaps all.
     fn unmap(&self, pages: &[Page]);
 
     /// The contents of the frames are no longer needed. Afterwards no processor reaches them.
@@ -76,6 +78,20 @@ pub trait Machine: Sync {
 
     /// Whether a page was accessed since the last call, where page tables tell that.
     fn was_accessed(&self, page: Page) -> bool {
+        let _ = page;
+        false
+    }
+
+    /// Whether page tables have dirty bits, and the machine maps pages for writing without a fault
+    /// that tells of the store. It does not map pages in [`read`](Self::read) then.
+    fn tells_stores(&self) -> bool {
+        false
+    }
+
+    /// Whether a thread has stored to a page since the page was read or last
+    /// [protected](Self::protect), where page tables tell that. The answer for a page that was
+    /// unmapped is final, until it is released.
+    fn was_stored_to(&self, page: Page) -> bool {
         let _ = page;
         false
     }

@@ -56,7 +56,7 @@ pub struct Statistics {
     pub write_errors: u64,
     /// Times that processors were asked to forget translations, each for a batch of pages.
     pub shootdowns: u64,
-    /// Pages that are dirty now.
+    /// Pages that are known to be dirty now: without those of which only dirty bits tell.
     pub dirty: u64,
     /// Frames that the cache may use: its size.
     pub frames: u32,

@@ -222,6 +222,34 @@ proptest! {
         let (memory, own) = (Memory::new(FRAMES), words(S3Fifo::words(FRAMES)));
         run(&memory.cache(S3Fifo::new(&own, FRAMES), size), &steps)?;
     }
+
+    #[test]
+    fn a_cache_is_transparent_with_dirty_bits(
+        size in 1..=FRAMES,
+        steps in prop::collection::vec(step(), 0..150),
+    ) {
+        let (memory, hand) = (Memory::new(FRAMES), words(Clock::WORDS));
+        run(&memory.cache_with_bits(Clock::new(&hand, FRAMES), size), &steps)?;
+    }
+}
+
+#[test]
+fn stores_that_only_dirty_bits_tell_are_written() {
+    let (memory, hand) = (Memory::new(8), words(Clock::WORDS));
+    let cache = memory.cache_with_bits(Clock::new(&hand, 8), 8);
+    let stored = |page| cache.machine().state().storage.get(&key(page)).copied();
+    (0..8).for_each(|page| _ = load(&cache, key(page), 0).unwrap());
+    let before = cache.statistics();
+    [2, 4, 7].iter().for_each(|page| store(&cache, key(*page), page + 1).unwrap());
+    assert_eq!((cache.statistics().faults, before.faults), (8, 8), "no store faults");
+    assert_eq!(cache.write_back(all()), Ok(3));
+    assert_eq!([2, 3, 4, 7].map(stored), [Some(3), None, Some(5), Some(8)]);
+    // A page that was written is clean, until the next store.
+    assert_eq!(cache.write_back(all()), Ok(0));
+    store(&cache, key(4), 50).unwrap();
+    let (evicted, result) = cache.evict_range(all(), false);
+    assert_eq!((evicted.pages, result, stored(4)), (8, Ok(()), Some(50)));
+    assert_eq!(cache.statistics().written_back, 4);
 }
 
 #[test]

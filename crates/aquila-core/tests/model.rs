@@ -37,6 +37,13 @@ fn with_cache(frames: u32, scenario: impl Fn(&Cache<'_, TestMachine, Clock<'_>>)
     scenario(&memory.cache(Clock::new(&hand, frames), frames));
 }
 
+/// The same with dirty bits, so that no fault tells of stores.
+fn with_bits(frames: u32, scenario: impl Fn(&Cache<'_, TestMachine, Clock<'_>>)) {
+    let memory = Memory::new(frames);
+    let hand = words(Clock::WORDS);
+    scenario(&memory.cache_with_bits(Clock::new(&hand, frames), frames));
+}
+
 /// The value of an access that must not fail.
 fn ok<T>(result: machine::TestResult<T>) -> T {
     result.unwrap()
@@ -102,55 +109,72 @@ fn evicted_stores_come_back() {
 }
 
 #[test]
+fn evicted_stores_that_only_bits_tell_come_back() {
+    check(|| with_bits(2, |cache| stores_of_threads(cache, 2)));
+}
+
+#[test]
 fn a_cache_of_one_frame_makes_progress() {
     check(|| with_cache(1, |cache| stores_of_threads(cache, 1)));
 }
 
+/// One thread stores, one writes back and evicts.
+fn stores_during_write_back(cache: &Cache<'_, TestMachine, Clock<'_>>) {
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for value in 1..4 {
+                ok(store(cache, key(0), value));
+                ok(store(cache, key(2), value));
+            }
+        });
+        scope.spawn(|| {
+            cache.write_back(all()).unwrap();
+            ok(load(cache, key(1), 0));
+            ok(load(cache, key(3), 0));
+        });
+    });
+    cache.write_back(all()).unwrap();
+    let state = cache.machine().state();
+    assert_eq!((state.storage[&key(0)], state.storage[&key(2)]), (3, 3));
+}
+
 #[test]
 fn write_back_loses_no_store() {
-    check(|| {
-        with_cache(3, |cache| {
-            thread::scope(|scope| {
-                scope.spawn(|| {
-                    for value in 1..4 {
-                        ok(store(cache, key(0), value));
-                        ok(store(cache, key(2), value));
-                    }
-                });
-                scope.spawn(|| {
-                    cache.write_back(all()).unwrap();
-                    ok(load(cache, key(1), 0));
-                    ok(load(cache, key(3), 0));
-                });
+    check(|| with_cache(3, stores_during_write_back));
+}
+
+#[test]
+fn write_back_loses_no_store_that_only_bits_tell() {
+    check(|| with_bits(3, stores_during_write_back));
+}
+
+/// Threads sync what they have stored, and another one evicts.
+fn syncs_of_threads(cache: &Cache<'_, TestMachine, Clock<'_>>) {
+    thread::scope(|scope| {
+        for thread in 0..2 {
+            scope.spawn(move || {
+                let page = key(thread);
+                for value in 1..3 {
+                    ok(store(cache, page, value));
+                    cache.write_back(page..=page).unwrap();
+                    let found = cache.machine().state().storage[&page];
+                    assert_eq!(found, value, "sync has returned, and the file has not");
+                }
             });
-            cache.write_back(all()).unwrap();
-            let state = cache.machine().state();
-            assert_eq!((state.storage[&key(0)], state.storage[&key(2)]), (3, 3));
-        });
+        }
+        // It evicts what the others are writing.
+        scope.spawn(|| (4..6).for_each(|page| _ = ok(load(cache, key(page), 0))));
     });
 }
 
 #[test]
 fn a_sync_covers_what_was_stored_before_it() {
-    check(|| {
-        with_cache(2, |cache| {
-            thread::scope(|scope| {
-                for thread in 0..2 {
-                    scope.spawn(move || {
-                        let page = key(thread);
-                        for value in 1..3 {
-                            ok(store(cache, page, value));
-                            cache.write_back(page..=page).unwrap();
-                            let found = cache.machine().state().storage[&page];
-                            assert_eq!(found, value, "sync has returned, and the file has not");
-                        }
-                    });
-                }
-                // It evicts what the others are writing.
-                scope.spawn(|| (4..6).for_each(|page| _ = ok(load(cache, key(page), 0))));
-            });
-        });
-    });
+    check(|| with_cache(2, syncs_of_threads));
+}
+
+#[test]
+fn a_sync_covers_stores_that_only_bits_tell() {
+    check(|| with_bits(2, syncs_of_threads));
 }
 
 #[test]
@@ -273,20 +297,26 @@ fn a_cache_becomes_smaller_and_larger_while_it_is_used() {
     });
 }
 
+/// Storage fails while pages should leave, and works again.
+fn failing_writes(cache: &Cache<'_, TestMachine, Clock<'_>>) {
+    ok(store(cache, key(0), 5));
+    cache.machine().state().fail_writes = true;
+    thread::scope(|scope| {
+        scope.spawn(|| (2..5).for_each(|page| _ = load(cache, key(page), 0)));
+        scope.spawn(|| assert!(cache.write_back(all()).is_err()));
+    });
+    assert_eq!(ok(load(cache, key(0), 0)), 5);
+    cache.machine().state().fail_writes = false;
+    cache.write_back(all()).unwrap();
+    assert_eq!(cache.machine().state().storage[&key(0)], 5);
+}
+
 #[test]
 fn a_page_that_cannot_be_written_stays_dirty() {
-    check(|| {
-        with_cache(2, |cache| {
-            ok(store(cache, key(0), 5));
-            cache.machine().state().fail_writes = true;
-            thread::scope(|scope| {
-                scope.spawn(|| (2..5).for_each(|page| _ = load(cache, key(page), 0)));
-                scope.spawn(|| assert!(cache.write_back(all()).is_err()));
-            });
-            assert_eq!(ok(load(cache, key(0), 0)), 5);
-            cache.machine().state().fail_writes = false;
-            cache.write_back(all()).unwrap();
-            assert_eq!(cache.machine().state().storage[&key(0)], 5);
-        });
-    });
+    check(|| with_cache(2, failing_writes));
+}
+
+#[test]
+fn a_page_that_only_bits_call_dirty_stays_if_it_cannot_be_written() {
+    check(|| with_bits(2, failing_writes));
 }

@@ -63,6 +63,10 @@ pub(crate) struct Block {
     /// The virtual processor that the block belongs to, and the guest.
     pub(crate) processor: u64,
     pub(crate) guest: u64,
+    /// The guest's memory.
+    pub(crate) memory: u64,
+    /// The generation of translations that the processor has seen.
+    pub(crate) seen: AtomicU64,
     /// How often what happened.
     pub(crate) counts: BlockCounts,
 }
@@ -113,6 +117,14 @@ pub(crate) mod frame {
     /// Words from RIP to RFLAGS and RSP.
     pub(crate) const RFLAGS: usize = 2;
     pub(crate) const RSP: usize = 3;
+}
+
+/// Whether the calling thread is in ring 0.
+pub fn is_in_ring_0() -> bool {
+    let segment: u16;
+    // SAFETY: the instruction only reads a register.
+    unsafe { std::arch::asm!("mov {0:x}, cs", out(reg) segment, options(nomem, nostack)) };
+    segment & 3 == 0
 }
 
 /// Moves the calling thread to ring 0: returns there.

@@ -5,7 +5,6 @@
 //! takes a lock of the program's, or changes `errno`.
 #![allow(unsafe_code)]
 
-use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, kvm_regs};
@@ -14,6 +13,7 @@ use crate::entry::{self, Block, BlockCounts, CALL, EXCEPTION, frame, port};
 use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::memory::{Window, keeping_errno, pointer, raw_system_call};
+use crate::message::stop;
 use crate::native;
 use crate::processor::{Calls, Processor, SET_FS, SET_GS, errno};
 
@@ -34,8 +34,9 @@ const HLT: u64 = 1;
 const INT_3: u64 = 1;
 const INT: u64 = 2;
 
-/// In the error code of a page fault: the page is present.
+/// In the error code of a page fault: the page is present; the access is a store.
 const PRESENT: u64 = 1;
+const STORE: u64 = 1 << 1;
 /// In RFLAGS: a trap after each instruction.
 const TRAP: u64 = 1 << 8;
 
@@ -73,7 +74,7 @@ pub(crate) unsafe extern "C" fn managed_fault(block: *mut Block, address: u64, e
     // SAFETY: the caller's.
     let (guest, counts) = unsafe { (&*pointer::<Guest>((*block).guest), &(*block).counts) };
     counts.managed_faults.fetch_add(1, Ordering::Relaxed);
-    u64::from(error & PRESENT == 0 && guest.managed_fault(address))
+    u64::from(error & PRESENT == 0 && guest.managed_fault(address, error & STORE != 0))
 }
 
 /// A thread that is in ring 0.
@@ -91,6 +92,7 @@ impl Thread<'_> {
 
     /// Runs the guest until it exits, and serves the exit. Returns the stack pointer if it leaves.
     fn exit(&mut self) -> Result<Option<u64>> {
+        self.processor.catch_up(self.guest.memory.generation())?;
         let result = self.processor.go();
         count(&self.counts().exits);
         match -result as i32 {
@@ -157,6 +159,11 @@ impl Thread<'_> {
                     self.processor.take_base()?;
                 }
                 result
+            }
+            // The program ends, or becomes another one.
+            libc::SYS_exit_group | libc::SYS_execve | libc::SYS_execveat => {
+                self.guest.write_back();
+                forward(registers)
             }
             // The kernel takes the registers from the stack that it is called on.
             libc::SYS_rt_sigreturn => {
@@ -260,25 +267,4 @@ fn refuse(errno: i32) -> u64 {
 fn count(counter: &AtomicU64) {
     // Only the thread that uses the processor changes it.
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-}
-
-/// Ends the process, because the guest cannot go on, and nothing says what the program would see.
-fn stop(reason: fmt::Arguments<'_>) -> ! {
-    struct Text([u8; 256], usize);
-    impl fmt::Write for Text {
-        fn write_str(&mut self, text: &str) -> fmt::Result {
-            let rest = &mut self.0[self.1..];
-            let length = rest.len().min(text.len());
-            rest[..length].copy_from_slice(&text.as_bytes()[..length]);
-            self.1 += length;
-            Ok(())
-        }
-    }
-    let mut text = Text([0; 256], 0);
-    let _ = writeln!(text, "vellum-aquila-ring0: a thread cannot go on in ring 0: {reason}");
-    let arguments = [2, text.0.as_ptr().addr() as u64, text.1 as u64, 0, 0, 0];
-    // SAFETY: the text is there during the call.
-    unsafe { raw_system_call(libc::SYS_write as u64, arguments) };
-    // SAFETY: it ends the process.
-    unsafe { libc::abort() }
 }

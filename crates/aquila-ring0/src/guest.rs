@@ -3,16 +3,20 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 
-use crate::entry::{Block, PAGE};
+use crate::cache::{PageCache, Replacement};
+use crate::current;
+use crate::entry::{Block, PAGE, is_in_ring_0};
 use crate::error::{Error, Result};
 use crate::memory::{KVM_PAGES, Mapped, Memory, Window, pointer};
+use crate::message::say;
+use crate::pages::{Pages, RANGES};
 use crate::processor::{self, Calls, Model, Processor};
 
 /// The version of KVM's interface, which has not changed since 2007.
@@ -21,16 +25,13 @@ const VERSION: i32 = 12;
 /// Addresses for managed ranges: one entry of the highest table.
 const MANAGED: u64 = 512 << 30;
 
-/// Managed ranges that a machine can have.
-pub(crate) const RANGES: usize = 16;
-
 /// What has the contents of a managed range's pages.
 pub trait Handler: Send + Sync {
     /// Fills a page that a thread has accessed for the first time. Returns false if the page cannot
     /// be had: then the access is SIGSEGV, and the next access asks once more.
     ///
     /// It runs in ring 0 in the middle of the thread's code, as a handler of a signal does, on a
-    /// stack of 32 KiB. So it must not allocate (the thread may have the allocator's lock), panic,
+    /// stack of 64 KiB. So it must not allocate (the thread may have the allocator's lock), panic,
     /// wait for a lock that a thread may hold while it accesses the range, or access a managed
     /// range. It must return: until then other threads wait for the page. System calls are allowed.
     fn fill(&self, page: usize, frame: &mut [u8; PAGE]) -> bool;
@@ -40,21 +41,37 @@ pub trait Handler: Send + Sync {
 pub(crate) struct Range {
     start: u64,
     pages: u64,
-    /// Memory for as many pages, in their order, and its guest-physical address.
-    frames: Mapped,
-    place: u64,
-    handler: Box<dyn Handler>,
+    backing: Backing,
+}
+
+/// What has the pages of a range.
+enum Backing {
+    /// A handler, which fills each once.
+    Filled {
+        /// Memory for as many pages, in their order, and its guest-physical address.
+        frames: Mapped,
+        place: u64,
+        handler: Box<dyn Handler>,
+    },
+    /// A file of this number in the machine's cache.
+    Cached(u32),
 }
 
 impl Range {
     /// Maps the page at an address; false if it cannot be had.
-    fn fault(&self, memory: &Memory, address: u64) -> bool {
+    fn fault(&self, guest: &Guest, address: u64, is_store: bool) -> bool {
         let page = (address - self.start) / PAGE as u64;
-        memory.map_page(address, || {
+        let (frames, place, handler) = match &self.backing {
+            Backing::Filled { frames, place, handler } => (frames, place, handler),
+            Backing::Cached(file) => {
+                return guest.cache.get().is_some_and(|cache| cache.fault(*file, page, is_store));
+            }
+        };
+        guest.memory.map_page(address, || {
             let frame = page * PAGE as u64;
             // SAFETY: this thread alone has the frame, which no table maps yet.
-            let bytes = unsafe { &mut *pointer::<[u8; PAGE]>(self.frames.start() + frame) };
-            self.handler.fill(page as usize, bytes).then_some(self.place + frame)
+            let bytes = unsafe { &mut *pointer::<[u8; PAGE]>(frames.start() + frame) };
+            handler.fill(page as usize, bytes).then_some(place + frame)
         })
     }
 }
@@ -69,6 +86,22 @@ struct Processors {
     blocks: Vec<usize>,
     /// The next number. KVM keeps a number also if what follows fails.
     next: usize,
+    /// Threads that are in ring 0, or do something for which no thread may be there.
+    busy: usize,
+    /// Whether one at a time may be: the machine has a cache.
+    is_exclusive: bool,
+}
+
+/// Keeps other threads out of ring 0, and out of the cache.
+#[derive(Debug)]
+pub(crate) struct Alone<'a>(Option<&'a Guest>);
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        if let Some(guest) = self.0 {
+            guest.processors().busy -= 1;
+        }
+    }
 }
 
 /// What managed ranges have taken.
@@ -82,7 +115,8 @@ struct Taken {
 /// A virtual machine.
 pub(crate) struct Guest {
     vm: VmFd,
-    pub(crate) memory: Memory,
+    pub(crate) memory: Arc<Memory>,
+    cache: OnceLock<PageCache>,
     model: Model,
     calls: Calls,
     process: u32,
@@ -129,12 +163,13 @@ impl Guest {
         let mut model = Model::new(cpuid)?;
         let slots = kvm.get_nr_memslots() as u32;
         let large = has_large_pages && model.has_large_pages;
-        let memory = Memory::new(&vm, model.bits, slots, large)?;
+        let memory = Arc::new(Memory::new(&vm, model.bits, slots, large)?);
         model.make_interrupts(&memory)?;
         let managed = Mapped::new(MANAGED, MANAGED, ProtFlags::empty())?;
         let guest = Self {
             vm,
             memory,
+            cache: OnceLock::new(),
             model,
             calls,
             process: std::process::id(),
@@ -165,10 +200,14 @@ impl Guest {
     /// A virtual processor for the calling thread: one that no thread uses, or a new one.
     ///
     /// # Errors
-    /// When KVM has no more, or memory runs out.
+    /// When KVM has no more, or memory runs out, or another thread must be alone.
     pub(crate) fn take(&self) -> Result<Box<Processor>> {
         let mut processors = self.processors();
+        if processors.is_exclusive && processors.busy > 0 {
+            return Err(Error::InUse);
+        }
         if let Some(processor) = processors.idle.pop() {
+            processors.busy += 1;
             return Ok(processor);
         }
         let id = processors.next;
@@ -185,14 +224,73 @@ impl Guest {
         let block = processor.block();
         let guest: *const Self = self;
         // SAFETY: no thread uses the processor yet.
-        unsafe { (*block).guest = guest.expose_provenance() as u64 };
+        unsafe {
+            (*block).guest = guest.expose_provenance() as u64;
+            (*block).memory = Arc::as_ptr(&self.memory).addr() as u64;
+        }
         processors.blocks.push(block.expose_provenance());
+        processors.busy += 1;
         Ok(processor)
     }
 
     /// Gives a virtual processor back.
     pub(crate) fn give(&self, processor: Box<Processor>) {
-        self.processors().idle.push(processor);
+        let mut processors = self.processors();
+        processors.idle.push(processor);
+        processors.busy -= 1;
+    }
+
+    /// Makes the caller the only thread that uses the machine. A thread that is in its ring 0 is
+    /// that already, if the machine has a cache.
+    ///
+    /// # Errors
+    /// When another thread uses it, or the process is a child.
+    pub(crate) fn alone(&self) -> Result<Alone<'_>> {
+        // A child is never in ring 0 of its parent's machine.
+        if is_in_ring_0() && current::uses(&self.memory) {
+            return Ok(Alone(None));
+        }
+        if !self.is_own_process() {
+            return Err(Error::Forked);
+        }
+        let mut processors = self.processors();
+        if processors.busy > 0 {
+            return Err(Error::InUse);
+        }
+        processors.busy += 1;
+        Ok(Alone(Some(self)))
+    }
+
+    /// Makes the machine's cache.
+    ///
+    /// # Errors
+    /// When there is one, another thread uses the machine, or memory runs out.
+    pub(crate) fn make_cache(&self, frames: u32, replacement: Replacement) -> Result<&PageCache> {
+        const DOING: &str = "making a cache";
+        let _alone = self.alone()?;
+        if self.cache.get().is_some() {
+            return Err(Error::HasCache);
+        }
+        if !(1..=vellum_aquila_core::Layout::MOST_FRAMES).contains(&frames) {
+            return Err(Error::System { doing: DOING, errno: Errno::INVAL });
+        }
+        let length = u64::from(frames) * PAGE as u64;
+        let frames_memory = Mapped::new(length, 2 << 20, ProtFlags::READ | ProtFlags::WRITE)?;
+        let place = self.memory.add_frames(&self.vm, &frames_memory)?;
+        let pages = Pages::new(Arc::clone(&self.memory), frames_memory, place);
+        let cache = PageCache::new(frames, replacement, pages);
+        let cache = cache.ok_or(Error::System { doing: DOING, errno: Errno::INVAL })?;
+        self.processors().is_exclusive = true;
+        Ok(self.cache.get_or_init(|| cache))
+    }
+
+    /// Writes the dirty pages of the cache back, because the process ends, or becomes another
+    /// program. No other thread uses the machine.
+    pub(crate) fn write_back(&self) {
+        if let Some(Err(errno)) = self.cache.get().map(PageCache::write_back_all) {
+            // No caller is left that could be told.
+            say(format_args!("pages of mapped files could not be written back: {errno}"));
+        }
     }
 
     /// Calls a function with the counts of each virtual processor.
@@ -225,34 +323,67 @@ impl Guest {
         let doing = "making a managed range";
         let length = pages.checked_mul(PAGE).filter(|length| *length > 0);
         let length = length.ok_or(Error::System { doing, errno: Errno::INVAL })? as u64;
+        let back = |_, _| {
+            let frames = Mapped::new(length, 2 << 20, ProtFlags::READ | ProtFlags::WRITE)?;
+            let place = self.memory.add_frames(&self.vm, &frames)?;
+            Ok(Backing::Filled { frames, place, handler })
+        };
+        Ok(self.add_range(pages as u64, back)?.0)
+    }
+
+    /// Makes a managed range for a file of the cache, which `open` enters with the number of the
+    /// range and the first address. Returns both.
+    ///
+    /// # Errors
+    /// When there are too many, or addresses run out.
+    pub(crate) fn add_cached(
+        &self,
+        pages: u64,
+        open: impl FnOnce(usize, u64) -> bool,
+    ) -> Result<(u64, u32)> {
+        let (start, number) = self.add_range(pages, |number, start| {
+            let is_open = open(number, start);
+            is_open.then_some(Backing::Cached(number as u32)).ok_or(Error::AlreadyMapped)
+        })?;
+        Ok((start, number as u32))
+    }
+
+    /// Makes a managed range with what `back` makes of its number and its first address.
+    fn add_range(
+        &self,
+        pages: u64,
+        back: impl FnOnce(usize, u64) -> Result<Backing>,
+    ) -> Result<(u64, usize)> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = taken.next;
-        if length > self.managed.end() - start {
-            return Err(Error::NoMemory { doing });
+        let (start, number) = (taken.next, taken.ranges);
+        let has_room = pages <= (self.managed.end() - start) / PAGE as u64;
+        if !has_room {
+            return Err(Error::NoMemory { doing: "making a managed range" });
         }
-        let slot = self.ranges.get(taken.ranges).ok_or(Error::TooManyRanges { most: RANGES })?;
-        let frames = Mapped::new(length, 2 << 20, ProtFlags::READ | ProtFlags::WRITE)?;
-        let place = self.memory.add_frames(&self.vm, &frames)?;
-        (taken.next, taken.ranges) = (start + length, taken.ranges + 1);
-        let range = Range { start, pages: pages as u64, frames, place, handler };
+        let slot = self.ranges.get(number).ok_or(Error::TooManyRanges { most: RANGES })?;
+        let backing = back(number, start)?;
+        (taken.next, taken.ranges) = (start + pages * PAGE as u64, number + 1);
+        let range = Range { start, pages, backing };
         slot.store(Box::into_raw(Box::new(range)), Ordering::Release);
-        Ok(start)
+        Ok((start, number))
     }
 
     /// Handles a fault at an address among the managed ones. Runs in ring 0.
-    pub(crate) fn managed_fault(&self, address: u64) -> bool {
+    pub(crate) fn managed_fault(&self, address: u64, is_store: bool) -> bool {
         let ranges = self.ranges.iter().filter_map(|range| {
             // SAFETY: ranges are there as long as the machine.
             unsafe { range.load(Ordering::Acquire).as_ref() }
         });
         let end = |range: &Range| range.start + range.pages * PAGE as u64;
         let found = ranges.into_iter().find(|range| (range.start..end(range)).contains(&address));
-        found.is_some_and(|range| range.fault(&self.memory, address))
+        found.is_some_and(|range| range.fault(self, address, is_store))
     }
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
+        // Mappings that were dropped while a thread was in ring 0.
+        self.write_back();
         for range in &self.ranges {
             let range = range.load(Ordering::Acquire);
             if !range.is_null() {

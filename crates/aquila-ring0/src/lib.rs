@@ -24,7 +24,11 @@
 //! processes that the function makes begin in ring 3. `docs/aquila.md` says how that goes and what
 //! is missing.
 
+#[cfg(target_arch = "x86_64")]
+mod cache;
 mod counts;
+#[cfg(target_arch = "x86_64")]
+mod current;
 #[cfg(not(target_arch = "x86_64"))]
 mod elsewhere;
 #[cfg(target_arch = "x86_64")]
@@ -37,19 +41,32 @@ mod guest;
 #[cfg(target_arch = "x86_64")]
 mod machine;
 #[cfg(target_arch = "x86_64")]
+mod mapping;
+#[cfg(target_arch = "x86_64")]
 mod memory;
 #[cfg(target_arch = "x86_64")]
+mod message;
+#[cfg(target_arch = "x86_64")]
 mod native;
+#[cfg(target_arch = "x86_64")]
+mod pages;
 #[cfg(target_arch = "x86_64")]
 mod processor;
 #[cfg(target_arch = "x86_64")]
 mod self_test;
 
+#[cfg(target_arch = "x86_64")]
+pub use cache::Replacement;
 pub use counts::{Check, Counts};
 #[cfg(not(target_arch = "x86_64"))]
 pub use elsewhere::{VirtualMachine, doctor, is_in_ring_0};
+#[cfg(target_arch = "x86_64")]
+pub use entry::is_in_ring_0;
 pub use error::{Error, Result};
 #[cfg(target_arch = "x86_64")]
 pub use guest::Handler;
 #[cfg(target_arch = "x86_64")]
-pub use machine::{Managed, VirtualMachine, doctor, is_in_ring_0};
+pub use machine::{Managed, VirtualMachine, doctor};
+#[cfg(target_arch = "x86_64")]
+pub use mapping::{Cache, Mapping};
+pub use vellum_aquila_core::{Advice, Statistics};

@@ -6,13 +6,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::cache::Replacement;
 use crate::counts::{Check, Counts};
-use crate::entry;
+use crate::entry::{self, is_in_ring_0};
 use crate::error::{Error, Result};
 use crate::exits::CALLS;
 use crate::guest::{Guest, Handler};
+use crate::mapping::Cache;
 use crate::memory::pointer;
-use crate::{native, self_test};
+use crate::{current, native, self_test};
 
 /// A virtual machine with the memory of the process, in whose ring 0 threads run.
 #[derive(Debug)]
@@ -55,24 +57,26 @@ impl VirtualMachine {
     ///
     /// # Errors
     /// [`Error::Inside`] if the thread is in ring 0 already, [`Error::Forked`] in a child of the
-    /// process that made the machine, and [`Error::Missing`] or [`Error::NoMemory`] if there is no
-    /// virtual processor for the thread.
+    /// process that made the machine, [`Error::InUse`] if the machine has a cache and another
+    /// thread uses it, and [`Error::Missing`] or [`Error::NoMemory`] if there is no virtual
+    /// processor for the thread.
     pub fn run<T>(&self, function: impl FnOnce() -> T) -> Result<T> {
         if !self.guest.is_own_process() {
             return Err(Error::Forked);
         }
-        if !native::current().is_null() {
+        if !current::block().is_null() {
             return Err(Error::Inside);
         }
         let mut processor = self.guest.take()?;
-        let prepared =
-            processor.prepare((entry::resume as *const () as u64, 0), self.guest.managed());
+        let start = (entry::resume as *const () as u64, 0);
+        let generation = self.guest.memory.generation();
+        let prepared = processor.prepare(start, self.guest.managed(), generation);
         if let Err(error) = prepared {
             self.guest.give(processor);
             return Err(error);
         }
         let block = processor.block();
-        native::set_current(block);
+        current::set_block(block);
         // From here to the end of the function's run, the processor belongs to what serves exits.
         let processor = Box::into_raw(processor);
         // SAFETY: the processor is ready, and this thread has it alone.
@@ -80,7 +84,7 @@ impl VirtualMachine {
         let result = catch_unwind(AssertUnwindSafe(function));
         // SAFETY: the thread has entered above.
         unsafe { entry::leave() };
-        native::set_current(std::ptr::null_mut());
+        current::set_block(std::ptr::null_mut());
         // A child that the function has forked comes here, too, in ring 3. What it has of the
         // machine is of no use, and its lock may be one that a thread of the parent has.
         if self.guest.is_own_process() {
@@ -105,6 +109,21 @@ impl VirtualMachine {
         }
         let start = self.guest.manage(pages, handler)?;
         Ok(Managed { start, pages, _machine: PhantomData })
+    }
+
+    /// Makes a cache of file pages, of which ring 0 handles the faults. It has so many pages of
+    /// memory. From now on one thread at a time can be in ring 0 of the machine.
+    ///
+    /// # Errors
+    /// [`Error::HasCache`] if the machine has one, [`Error::InUse`] if a thread is in ring 0,
+    /// [`Error::OnlyInRing3`], [`Error::Forked`], [`Error::NoMemory`], and [`Error::System`] for
+    /// zero or too many pages.
+    pub fn cache(&self, pages: u32, replacement: Replacement) -> Result<Cache<'_>> {
+        if is_in_ring_0() {
+            return Err(Error::OnlyInRing3 { doing: "making a cache" });
+        }
+        let cache = self.guest.make_cache(pages, replacement)?;
+        Ok(Cache::new(&self.guest, cache))
     }
 
     /// What has happened so far. Makes no system call. Not for a forked child: a thread of the
@@ -151,14 +170,6 @@ impl Managed<'_> {
     pub fn pages(&self) -> usize {
         self.pages
     }
-}
-
-/// Whether the calling thread is in ring 0.
-pub fn is_in_ring_0() -> bool {
-    let segment: u16;
-    // SAFETY: the instruction only reads a register.
-    unsafe { std::arch::asm!("mov {0:x}, cs", out(reg) segment, options(nomem, nostack)) };
-    segment & 3 == 0
 }
 
 /// Tests whether threads can go to ring 0 here, by running a guest. Takes some milliseconds.

@@ -215,6 +215,8 @@ pub(crate) struct Memory {
     has_large_pages: bool,
     slots: Mutex<Slots>,
     windows: AtomicU64,
+    /// How often entries have changed in such a way that processors must forget translations.
+    generation: AtomicU64,
 }
 
 impl Memory {
@@ -230,7 +232,8 @@ impl Memory {
         let mut state = Slots { next_slot: 0, slots, next_place, end };
         state.add(vm, ARENA_PLACE, arena.memory.start(), ARENA)?;
         let (slots, windows) = (Mutex::new(state), AtomicU64::new(0));
-        Ok(Self { arena, root, has_large_pages, slots, windows })
+        let generation = AtomicU64::new(0);
+        Ok(Self { arena, root, has_large_pages, slots, windows, generation })
     }
 
     /// The value of CR3.
@@ -333,6 +336,75 @@ impl Memory {
         let filled = fill().map_or(0, |place| place | PRESENT | WRITABLE);
         entry.store(filled, Ordering::Release);
         filled != 0
+    }
+
+    /// The number of the last generation of translations.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::SeqCst)
+    }
+
+    /// Begins a generation: processors that have not seen it must forget their translations.
+    pub(crate) fn new_generation(&self) -> u64 {
+        self.generation.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    // Pages of caches, by the addresses where they are mapped. Runs in both rings.
+
+    /// Enters a page, with the bits that the entry has kept. False if there is no memory for
+    /// tables.
+    pub(crate) fn map_frame(&self, address: u64, place: u64, writable: bool) -> bool {
+        let Ok(entry) = self.entry(address, 1) else { return false };
+        let access = PRESENT | if writable { WRITABLE } else { 0 };
+        let mut found = entry.load(Ordering::Acquire);
+        loop {
+            let new = found & (ACCESSED | DIRTY) | place | access;
+            match entry.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return true,
+                // The processor has set a bit.
+                Err(newer) => found = newer,
+            }
+        }
+    }
+
+    /// Takes a page out. The entry still tells whether it was stored to.
+    pub(crate) fn unmap_frame(&self, address: u64) {
+        if let Ok(entry) = self.entry(address, 1) {
+            entry.fetch_and(DIRTY, Ordering::AcqRel);
+        }
+    }
+
+    /// Forgets a page that is not mapped any more, or has never been.
+    pub(crate) fn forget(&self, address: u64) {
+        if let Ok(entry) = self.entry(address, 1) {
+            entry.store(0, Ordering::Release);
+        }
+    }
+
+    /// Clears the dirty bit. Processors set it again only after they have forgotten the entry.
+    pub(crate) fn clean(&self, address: u64) {
+        if let Ok(entry) = self.entry(address, 1) {
+            entry.fetch_and(!DIRTY, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether the program has stored to the page since it was entered or cleaned.
+    pub(crate) fn is_dirty(&self, address: u64) -> bool {
+        self.entry(address, 1).is_ok_and(|entry| entry.load(Ordering::Acquire) & DIRTY != 0)
+    }
+
+    /// Whether the program has accessed the page since the last call. A processor that knows the
+    /// entry does not set the bit again until it forgets it, with the next batch: until then the
+    /// page looks unused.
+    pub(crate) fn take_accessed(&self, address: u64) -> bool {
+        self.entry(address, 1).is_ok_and(|entry| {
+            entry.load(Ordering::Relaxed) & ACCESSED != 0
+                && entry.fetch_and(!ACCESSED, Ordering::AcqRel) & ACCESSED != 0
+        })
+    }
+
+    /// Whether a page is entered.
+    pub(crate) fn is_mapped(&self, address: u64) -> bool {
+        self.entry(address, 1).is_ok_and(|entry| entry.load(Ordering::Acquire) & PRESENT != 0)
     }
 
     /// The entry of a level (1 for pages of 4 KiB, 3 for 1 GiB) for an address, with the tables

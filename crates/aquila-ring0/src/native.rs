@@ -20,28 +20,16 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use kvm_bindings::kvm_regs;
 use rustix::io::Errno;
 
+use crate::current;
 use crate::entry::{self, Block, Native, PAGE};
 use crate::error::{Error, Result};
 use crate::memory::{END, pointer, set_mask};
 use crate::processor::Processor;
 
 thread_local! {
-    /// The block of the virtual processor that the thread uses.
-    static CURRENT: Cell<*mut Block> = const { Cell::new(ptr::null_mut()) };
-
     /// While the thread calls the handler that was there before: the context that the kernel has
     /// given, and where the stack was.
     static PASSED_ON: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
-}
-
-/// The block of the virtual processor that the calling thread uses, or null.
-pub(crate) fn current() -> *mut Block {
-    CURRENT.get()
-}
-
-/// Says which virtual processor the calling thread uses.
-pub(crate) fn set_current(block: *mut Block) {
-    CURRENT.set(block);
 }
 
 /// What was to happen at SIGTRAP before: a handler, and its flags.
@@ -142,7 +130,7 @@ pub(crate) unsafe fn clone(
 
 /// The handler.
 extern "C" fn on_trap(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let block = current();
+    let block = current::block();
     // SAFETY: the kernel gives a handler the structure.
     let code = unsafe { (*info).si_code };
     if code == TRACE && !block.is_null() {

@@ -7,6 +7,7 @@
 use std::arch::x86_64::__cpuid_count;
 use std::os::fd::AsRawFd as _;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_bindings::{
     CpuId, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, Msrs,
@@ -25,7 +26,7 @@ use crate::memory::{self, Mapped, Memory, pointer, raw_system_call};
 const HOST_STACK: u64 = 256 << 10;
 
 /// Pages of the stack on which managed faults are handled.
-const HANDLER_STACK: usize = 8;
+const HANDLER_STACK: usize = 16;
 
 /// Where the parts of the segment table are: code, data, the task, and the processor's number,
 /// which the vDSO reads by LSL.
@@ -55,6 +56,10 @@ const EFER: u64 = 1 | 1 << 8 | 1 << 10 | 1 << 11; // SCE LME LMA NXE
 /// keys ring 0 does not obey and which the process keeps.
 const CHOSEN: u64 = 0b1110_0110;
 const PKRU: u64 = 1 << 9;
+
+/// A bit of CR3 that says how the highest table is cached. A change of it by the process has KVM
+/// forget the processor's translations.
+const FORGET: u64 = 1 << 3;
 
 /// The program's flags when it enters: interrupts on, as in ring 3, and the bit that is always set.
 pub(crate) const FLAGS: u64 = 1 << 9 | 1 << 1;
@@ -279,6 +284,8 @@ impl Processor {
                 },
                 processor: 0,
                 guest: 0,
+                memory: 0,
+                seen: AtomicU64::new(0),
                 counts: BlockCounts::default(),
             });
         }
@@ -376,12 +383,20 @@ impl Processor {
     }
 
     /// Prepares it for the calling thread: it begins at an address, with a value in RDI.
-    pub(crate) fn prepare(&mut self, start: (u64, u64), managed: (u64, u64)) -> Result<()> {
+    pub(crate) fn prepare(
+        &mut self,
+        start: (u64, u64),
+        managed: (u64, u64),
+        generation: u64,
+    ) -> Result<()> {
         // SAFETY: no thread runs the processor, and this one has it alone.
         let block = unsafe { &mut *self.block };
         (block.managed_start, block.managed_end) = managed;
         block.is_handling = 0;
         block.native.is_stepping = false;
+        if block.seen.swap(generation, Ordering::SeqCst) != generation {
+            self.system.cr3 ^= FORGET;
+        }
         self.last_window = 0;
         self.system.fs.base = base(GET_FS)?;
         self.system.gs.base = base(GET_GS)?;
@@ -412,6 +427,22 @@ impl Processor {
             // If KVM has no such register, the guest has no instruction that reads it.
             let _ = self.fd.set_msrs(&msrs(&[entry]));
         }
+    }
+
+    /// Has the processor forget its translations before it runs, if others have changed entries
+    /// since it last did.
+    pub(crate) fn catch_up(&mut self, generation: u64) -> Result<()> {
+        // SAFETY: the block is there as long as the processor; the word is atomic.
+        let seen = unsafe { &(*self.block).seen };
+        if seen.load(Ordering::SeqCst) == generation {
+            return Ok(());
+        }
+        self.system.cr3 ^= FORGET;
+        let mut system = self.fd.get_sregs().map_err(Error::kvm("reading a virtual processor"))?;
+        system.cr3 = self.system.cr3;
+        self.fd.set_sregs(&system).map_err(Error::kvm("changing a virtual processor"))?;
+        seen.store(generation, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Its block.

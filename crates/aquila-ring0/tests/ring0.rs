@@ -6,6 +6,8 @@
 // In tests, unwrap is the assertion.
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::arch::{asm, naked_asm};
 use std::hint::black_box;
 use std::io::{Seek as _, Write as _};
@@ -18,30 +20,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use common::{PAGE, found, handle, is_refused, machine, timed};
 use vellum_aquila_ring0::{Counts, Error, Handler, VirtualMachine, is_in_ring_0};
 use vellum_testing::own_process;
 use vellum_testing::patience::SetWhenDropped;
 
-const PAGE: usize = 4096;
 const GIB: usize = 1 << 30;
-
-/// What a machine is, or `None` with a message if there can be none here.
-fn found(machine: Result<VirtualMachine, Error>) -> Option<VirtualMachine> {
-    match machine {
-        Ok(machine) => Some(machine),
-        Err(error) => {
-            assert!(std::env::var_os("VELLUM_RING0").is_none(), "{error}");
-            // Not by a macro, whose output a test that passes does not show.
-            let said = format!("skipped, because there is no ring 0 here: {error}\n");
-            std::io::stderr().write_all(said.as_bytes()).unwrap();
-            None
-        }
-    }
-}
-
-fn machine() -> Option<VirtualMachine> {
-    found(VirtualMachine::new())
-}
 
 /// Maps memory in a window of its own, which no other memory of the process is in.
 fn map_alone(length: usize, access: libc::c_int, flags: libc::c_int) -> *mut u8 {
@@ -71,17 +55,6 @@ fn protect(start: *mut u8, length: usize, access: libc::c_int) {
 fn parent() -> i32 {
     // SAFETY: the call has no arguments.
     unsafe { libc::getppid() }
-}
-
-/// Installs a handler of a signal.
-fn handle(signal: libc::c_int, handler: usize) {
-    // SAFETY: the structure is plain data; the handler is a function for signals.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = handler;
-        action.sa_flags = libc::SA_SIGINFO;
-        assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0);
-    }
 }
 
 /// Runs a function in ring 0 in a process of its own, which it must end by this signal.
@@ -437,27 +410,6 @@ fn a_division_by_zero_is_a_signal() {
         // SAFETY: it ends the process.
         unsafe { asm!("div {:e}", in(reg) 0, inout("eax") 1 => _, inout("edx") 0 => _) };
     });
-}
-
-/// What a process of its own ends with after SIGSEGV. Without a handler the kernel would report a
-/// general protection fault, which the lab takes for one of the kernel's own.
-const SEGV: i32 = 43;
-
-extern "C" fn end(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: it ends the process.
-    unsafe { libc::_exit(SEGV) };
-}
-
-/// Runs a function in ring 0 in a process of its own, where it must be SIGSEGV.
-#[track_caller]
-fn is_refused(test: &str, act: impl FnOnce()) {
-    let Some(machine) = machine() else { return };
-    if let Some(output) = own_process::run(test) {
-        assert_eq!(output.status.code(), Some(SEGV), "{output:?}");
-        return;
-    }
-    handle(libc::SIGSEGV, end as *const () as usize);
-    machine.run(act).unwrap();
 }
 
 #[test]
@@ -1023,29 +975,23 @@ fn costs() {
             true
         }
     }
-    fn timed(what: &str, mut act: impl FnMut(usize)) {
-        act(0);
-        let begun = Instant::now();
-        (1..=ROUNDS).for_each(&mut act);
-        let each = begun.elapsed().as_nanos() / ROUNDS as u128;
-        // Not by a macro, as above.
-        std::io::stdout().write_all(format!("{what}: {each}\n").as_bytes()).unwrap();
-    }
     let Some(machine) = machine() else { return };
     let managed = machine.manage(2 * ROUNDS, Box::new(Empty)).unwrap();
     let native = map((ROUNDS + 1) * PAGE);
     // SAFETY: the memory is the test's, or the handler's.
     let store = |start: *mut u8, page: usize| unsafe { start.add(page * PAGE).write_volatile(1) };
-    timed("getppid in ring 3", |_| assert!(parent() >= 0));
+    timed("getppid in ring 3", ROUNDS, |_| assert!(parent() >= 0));
     let length = (ROUNDS + 1) * PAGE;
     // SAFETY: the memory is the test's.
     assert_eq!(unsafe { libc::madvise(native.cast(), length, libc::MADV_NOHUGEPAGE) }, 0);
-    timed("a fault in ring 3, of new memory", |page| store(native, page));
-    timed("entering and leaving", |_| assert_eq!(machine.run(is_in_ring_0), Ok(true)));
+    timed("a fault in ring 3, of new memory", ROUNDS, |page| store(native, page));
+    timed("entering and leaving", ROUNDS, |_| assert_eq!(machine.run(is_in_ring_0), Ok(true)));
     machine
         .run(|| {
-            timed("getppid in ring 0", |_| assert!(parent() >= 0));
-            timed("a managed fault, of a frame in memory", |page| store(managed.as_ptr(), page));
+            timed("getppid in ring 0", ROUNDS, |_| assert!(parent() >= 0));
+            timed("a managed fault, of a frame in memory", ROUNDS, |page| {
+                store(managed.as_ptr(), page);
+            });
         })
         .unwrap();
     unmap(native, length);

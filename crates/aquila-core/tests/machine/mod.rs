@@ -24,6 +24,8 @@ pub struct State {
     memory: HashMap<Frame, u64>,
     /// Which frame is mapped at a page, and whether for writing.
     mapped: HashMap<Key, (Frame, bool)>,
+    /// Pages whose dirty bits are set.
+    stored: HashSet<Key>,
     /// The page that each frame in use has.
     owners: HashMap<Frame, Key>,
     reading: HashSet<Key>,
@@ -41,6 +43,8 @@ pub struct State {
 #[derive(Debug, Default)]
 pub struct TestMachine {
     state: Mutex<State>,
+    /// Whether the page table has dirty bits, and every page is mapped for writing.
+    has_dirty_bits: bool,
 }
 
 /// A point at which another thread may run, as at each access to a shared word.
@@ -70,6 +74,9 @@ impl TestMachine {
         };
         assert_eq!(state.owners.get(&frame), Some(&key), "a store reached another page's frame");
         state.memory.insert(frame, value);
+        if self.has_dirty_bits {
+            state.stored.insert(key);
+        }
         true
     }
 }
@@ -112,7 +119,7 @@ impl Machine for TestMachine {
         }
         drop(state);
         // Every second run is mapped at once.
-        let maps = place.is_some() && run[0].key.page().is_multiple_of(2);
+        let maps = place.is_some() && !self.has_dirty_bits && run[0].key.page().is_multiple_of(2);
         if maps {
             self.map(run, &(), false)?;
             interleave();
@@ -126,7 +133,8 @@ impl Machine for TestMachine {
             let state = self.state();
             assert_eq!(state.owners.get(&page.frame), Some(&page.key), "another page is written");
             let writable = state.mapped.get(&page.key).is_some_and(|(_, writable)| *writable);
-            assert!(!writable || state.held.contains(&page.key), "stores come between");
+            let may_store = self.has_dirty_bits || state.held.contains(&page.key);
+            assert!(!writable || may_store, "stores come between");
             values.push(state.memory[&page.frame]);
         }
         interleave();
@@ -149,16 +157,19 @@ impl Machine for TestMachine {
             );
             let entry = state.mapped.entry(page.key).or_insert((page.frame, false));
             assert_eq!(entry.0, page.frame, "a page is in two frames");
-            entry.1 |= writable;
+            entry.1 |= writable || self.has_dirty_bits;
         }
         Ok(())
     }
 
     fn protect(&self, pages: &[Page]) {
         for page in pages {
-            if let Some(entry) = self.state().mapped.get_mut(&page.key) {
-                entry.1 = false;
+            let mut state = self.state();
+            state.stored.remove(&page.key);
+            if let Some(entry) = state.mapped.get_mut(&page.key) {
+                entry.1 = self.has_dirty_bits;
             }
+            drop(state);
             interleave();
         }
     }
@@ -166,26 +177,37 @@ impl Machine for TestMachine {
     fn unmap(&self, pages: &[Page]) {
         assert!(pages.is_sorted_by_key(|page| page.key), "pages are in order");
         for page in pages {
+            interleave();
             let mut state = self.state();
             let is_writable = state.mapped.get(&page.key).is_some_and(|(_, writable)| *writable);
-            assert!(page.dirty || !is_writable, "a clean page is mapped for writing");
+            let may_be_clean = self.has_dirty_bits || !is_writable;
+            assert!(page.dirty || may_be_clean, "a clean page is mapped for writing");
             // Clean pages stay mapped for reading until they are released.
-            if page.dirty {
+            if page.dirty || self.has_dirty_bits {
                 state.mapped.remove(&page.key);
             }
-            drop(state);
-            interleave();
         }
+        interleave();
     }
 
     fn release(&self, pages: &[Page]) {
         for page in pages {
             let mut state = self.state();
             state.mapped.remove(&page.key);
+            state.stored.remove(&page.key);
             state.owners.remove(&page.frame);
             drop(state);
             interleave();
         }
+    }
+
+    fn tells_stores(&self) -> bool {
+        self.has_dirty_bits
+    }
+
+    fn was_stored_to(&self, page: Page) -> bool {
+        interleave();
+        self.state().stored.contains(&page.key)
     }
 
     fn wait(&self, _: u32) {
@@ -215,7 +237,21 @@ impl Memory {
 
     /// A cache that uses `size` of the frames.
     pub fn cache<P: Policy>(&self, policy: P, size: u32) -> Cache<'_, TestMachine, P> {
-        let machine = TestMachine::default();
+        self.cache_on(TestMachine::default(), policy, size)
+    }
+
+    /// One whose page table has dirty bits, so that no fault tells of stores.
+    pub fn cache_with_bits<P: Policy>(&self, policy: P, size: u32) -> Cache<'_, TestMachine, P> {
+        let machine = TestMachine { has_dirty_bits: true, ..TestMachine::default() };
+        self.cache_on(machine, policy, size)
+    }
+
+    fn cache_on<P: Policy>(
+        &self,
+        machine: TestMachine,
+        policy: P,
+        size: u32,
+    ) -> Cache<'_, TestMachine, P> {
         machine.state().limit = size as usize;
         Cache::new(self.layout, &self.words, &self.counters, policy, machine, size)
     }

@@ -1,0 +1,205 @@
+//! The interface of a cache in a machine: files in managed ranges.
+
+use std::fs::File;
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
+use rustix::io::Errno;
+use vellum_aquila_core::{Advice, Key, Pattern, Statistics};
+
+use crate::cache::PageCache;
+use crate::entry::{PAGE, is_in_ring_0};
+use crate::error::{Error, Result};
+use crate::guest::Guest;
+use crate::memory::pointer;
+use crate::pages::MappedFile;
+
+const WRITING: &str = "writing pages back to their file";
+const MAPPING: &str = "mapping a file in a managed range";
+
+/// A cache of file pages in a machine: [`VirtualMachine::cache`](crate::VirtualMachine::cache).
+///
+/// Functions that are called in ring 3 need the machine for themselves: while a thread is in ring
+/// 0, they are [`Error::InUse`].
+#[derive(Clone, Copy, Debug)]
+pub struct Cache<'machine> {
+    guest: &'machine Guest,
+    cache: &'machine PageCache,
+}
+
+impl<'machine> Cache<'machine> {
+    pub(crate) fn new(guest: &'machine Guest, cache: &'machine PageCache) -> Self {
+        Self { guest, cache }
+    }
+
+    /// Maps a whole file, as long as it is now, which must not change meanwhile. If the file is
+    /// open for reading only, a store to the mapping is SIGSEGV. Addresses and numbers of files are
+    /// not used again: a machine can map few files.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyMapped`]; [`Error::TooManyRanges`]; [`Error::OnlyInRing3`],
+    /// [`Error::InUse`]; [`Error::System`] if it is no regular file, has no byte, or cannot be
+    /// read.
+    pub fn map(&self, file: &File) -> Result<Mapping<'machine>> {
+        if is_in_ring_0() {
+            return Err(Error::OnlyInRing3 { doing: MAPPING });
+        }
+        let _alone = self.guest.alone()?;
+        let failed = |errno| Error::of(MAPPING, errno);
+        let status = fstat(file).map_err(failed)?;
+        let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
+        let access = fcntl_getfl(file).map_err(failed)? & OFlags::RWMODE;
+        let length = status.st_size.cast_unsigned();
+        if !is_file || length == 0 || access == OFlags::WRONLY {
+            return Err(failed(Errno::INVAL));
+        }
+        let identity = (status.st_dev, status.st_ino);
+        let is_same = |other: &MappedFile| {
+            other.is_open.load(Ordering::Acquire) && other.identity == identity
+        };
+        if self.cache.pages().files().any(is_same) {
+            return Err(Error::AlreadyMapped);
+        }
+        let descriptor = rustix::io::fcntl_dupfd_cloexec(file, 0).map_err(failed)?;
+        let file = |start, descriptor: OwnedFd| MappedFile {
+            descriptor,
+            identity,
+            start,
+            length,
+            writable: access == OFlags::RDWR,
+            advice: AtomicU64::new(0),
+            pattern: Pattern::default(),
+            is_open: AtomicBool::new(true),
+            sync_failed: AtomicBool::new(false),
+        };
+        let pages = length.div_ceil(PAGE as u64);
+        let (start, number) = self.guest.add_cached(pages, |number, start| {
+            self.cache.pages().open(number, file(start, descriptor))
+        })?;
+        let file = self.cache.pages().file(number).ok_or_else(|| failed(Errno::BADF))?;
+        Ok(Mapping { cache: *self, file, number, start })
+    }
+
+    /// What the cache has done. The pages that only page tables call dirty are not in
+    /// [`Statistics::dirty`].
+    pub fn statistics(&self) -> Statistics {
+        self.cache.core().statistics()
+    }
+
+    /// How often processors were told to forget translations: once for each batch of pages that
+    /// left or were written back.
+    pub fn flushes(&self) -> u64 {
+        self.guest.memory.generation()
+    }
+}
+
+/// A file in a managed range: [`Cache::map`]. When it is dropped, dirty pages are written back, and
+/// errors of that are lost: call [`close`](Self::close) or [`sync`](Self::sync) before.
+#[derive(Debug)]
+pub struct Mapping<'machine> {
+    cache: Cache<'machine>,
+    file: &'machine MappedFile,
+    number: u32,
+    start: u64,
+}
+
+impl Mapping<'_> {
+    /// Its first byte. Only a thread in ring 0 may access it: elsewhere it is SIGSEGV.
+    pub fn as_ptr(&self) -> *mut u8 {
+        pointer(self.start)
+    }
+
+    /// Bytes of the file.
+    pub fn length(&self) -> u64 {
+        self.file.length
+    }
+
+    /// Pages of it that are in the page tables now.
+    pub fn mapped_pages(&self) -> u64 {
+        self.cache.cache.pages().mapped(self.file)
+    }
+
+    /// Says how the program will access the file.
+    pub fn advise(&self, advice: Advice) {
+        self.file.advise(advice);
+    }
+
+    /// Writes all stores back that happened before the call, and makes them durable. Neighbouring
+    /// pages are written together, in the order of the file.
+    ///
+    /// # Errors
+    /// [`Error::InUse`]; [`Error::System`] if pages could not be written, which are still dirty
+    /// then, or if the system could not make them durable, in this call or an earlier one.
+    pub fn sync(&self) -> Result<()> {
+        let _alone = self.cache.guest.alone()?;
+        let failed = |errno| Error::of(WRITING, errno);
+        self.cache.cache.core().write_back(self.keys()).map_err(failed)?;
+        if self.file.sync_failed.load(Ordering::Acquire) {
+            return Err(failed(Errno::IO));
+        }
+        self.file.make_durable().map_err(|errno| {
+            self.file.sync_failed.store(true, Ordering::Release);
+            failed(errno)
+        })
+    }
+
+    /// Has all pages leave the cache, dirty ones to the file.
+    ///
+    /// # Errors
+    /// [`Error::InUse`]; [`Error::System`] if pages could not be written, which stay, dirty.
+    pub fn evict(&self) -> Result<()> {
+        let _alone = self.cache.guest.alone()?;
+        let (_, written) = self.cache.cache.core().evict_range(self.keys(), false);
+        written.map_err(|errno| Error::of(WRITING, errno))
+    }
+
+    /// Takes all pages out of the page tables, and not out of the cache: for measurements.
+    ///
+    /// # Errors
+    /// [`Error::InUse`].
+    #[doc(hidden)]
+    pub fn unmap_pages(&self) -> Result<()> {
+        let _alone = self.cache.guest.alone()?;
+        self.cache.cache.pages().unmap_all_of(self.file);
+        Ok(())
+    }
+
+    /// Ends the mapping, and writes dirty pages back.
+    ///
+    /// # Errors
+    /// [`Error::InUse`]: then pages are written back at the latest when the machine is dropped.
+    /// [`Error::System`] if pages could not be written: what was stored there is lost.
+    pub fn close(self) -> Result<()> {
+        let closed = self.end();
+        std::mem::forget(self);
+        closed
+    }
+
+    fn end(&self) -> Result<()> {
+        let _alone = self.cache.guest.alone()?;
+        let core = self.cache.cache.core();
+        let (evicted, written) = core.evict_range(self.keys(), false);
+        if evicted.stay > 0 {
+            // The frames are for other files.
+            let _ = core.evict_range(self.keys(), true);
+        }
+        self.file.is_open.store(false, Ordering::Release);
+        written.map_err(|errno| Error::of(WRITING, errno))
+    }
+
+    fn keys(&self) -> RangeInclusive<Key> {
+        let key = |page| {
+            // The mapping was made with fewer pages than a key can name.
+            Key::new(self.number, page).unwrap_or_else(|| unreachable!("a page of a mapping"))
+        };
+        key(0)..=key(self.file.pages() - 1)
+    }
+}
+
+impl Drop for Mapping<'_> {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}

@@ -1,0 +1,531 @@
+//! Files in managed ranges, whose faults the cache handles in ring 0. The tests need a KVM that
+//! runs guests, as those in `ring0.rs` do.
+#![cfg(target_arch = "x86_64")]
+#![allow(unsafe_code)]
+// In tests, unwrap is the assertion.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use common::{PAGE, SEGV, is_refused_on, machine, timed};
+use vellum_aquila_ring0::{Advice, Counts, Error, Mapping, Replacement, VirtualMachine};
+use vellum_testing::own_process;
+use vellum_testing::patience::SetWhenDropped;
+
+/// A file that is removed at the end.
+struct TemporaryFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl TemporaryFile {
+    /// Pages with stamps of version 0, and perhaps some bytes more.
+    fn new(name: &str, pages: usize, rest: usize) -> Self {
+        let path = std::env::temp_dir().join(format!("cached-{name}-{}", std::process::id()));
+        let mut bytes = Vec::new();
+        for page in 0..pages {
+            let mut words = [0_u64; PAGE / 8];
+            [words[0], words[WORDS - 1]] = stamps(page, 0);
+            bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        }
+        bytes.extend(std::iter::repeat_n(7, rest));
+        std::fs::write(&path, bytes).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        Self { path, file }
+    }
+
+    /// The stamps of a page in the file.
+    fn stamps(&self, page: usize) -> [u64; 2] {
+        let word = |at: usize| {
+            let mut bytes = [0; 8];
+            self.file.read_exact_at(&mut bytes, (page * PAGE + at * 8) as u64).unwrap();
+            u64::from_le_bytes(bytes)
+        };
+        [word(0), word(WORDS - 1)]
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Words of a page.
+const WORDS: usize = PAGE / 8;
+
+/// The first and the last word of a version of a page.
+fn stamps(page: usize, version: u64) -> [u64; 2] {
+    let stamp = (page as u64) << 32 | version << 1;
+    [stamp | 1, stamp.rotate_left(17)]
+}
+
+/// A word of a mapping. Ring 0 only.
+fn word(mapping: &Mapping<'_>, page: usize, at: usize) -> *mut u64 {
+    mapping.as_ptr().wrapping_add(page * PAGE + at * 8).cast()
+}
+
+fn load(mapping: &Mapping<'_>, page: usize) -> [u64; 2] {
+    // SAFETY: the words are in the mapping.
+    unsafe {
+        [word(mapping, page, 0).read_volatile(), word(mapping, page, WORDS - 1).read_volatile()]
+    }
+}
+
+fn store(mapping: &Mapping<'_>, page: usize, version: u64) {
+    let [first, last] = stamps(page, version);
+    // SAFETY: the words are in the mapping.
+    unsafe {
+        word(mapping, page, 0).write_volatile(first);
+        word(mapping, page, WORDS - 1).write_volatile(last);
+    }
+}
+
+/// Exits that were not for signals, and managed faults, since an earlier count.
+fn since(before: Counts, machine: &VirtualMachine) -> (u64, u64) {
+    let after = machine.counts();
+    let exits = |counts: Counts| counts.exits - counts.interrupted;
+    (exits(after) - exits(before), after.managed_faults - before.managed_faults)
+}
+
+#[test]
+fn a_file_larger_than_the_cache_is_read_and_written() {
+    const PAGES: usize = 1500;
+    const FRAMES: u32 = 256;
+    const STEPS: usize = 6000;
+    let replacements = [Replacement::Clock, Replacement::Lru, Replacement::S3Fifo];
+    for (seed, replacement) in replacements.into_iter().enumerate() {
+        let Some(machine) = machine() else { return };
+        let file = TemporaryFile::new("model", PAGES, 100);
+        let cache = machine.cache(FRAMES, replacement).unwrap();
+        let mapping = cache.map(&file.file).unwrap();
+        assert_eq!(mapping.length(), (PAGES * PAGE + 100) as u64);
+        let mut versions = vec![0_u64; PAGES];
+        let mut random = seed as u64 + 1;
+        let mut next = |below: usize| {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (random >> 33) as usize % below
+        };
+        machine
+            .run(|| {
+                for step in 0..STEPS {
+                    // Some pages are used far more often than others, and some are in order.
+                    let page = match next(4) {
+                        0 => next(PAGES),
+                        1 => next(PAGES / 20),
+                        _ => step % PAGES,
+                    };
+                    assert_eq!(load(&mapping, page), stamps(page, versions[page]), "page {page}");
+                    if next(3) == 0 {
+                        versions[page] += 1;
+                        store(&mapping, page, versions[page]);
+                    }
+                    if step % 500 == 499 {
+                        assert!(mapping.mapped_pages() <= FRAMES.into());
+                    }
+                    if step == STEPS / 2 {
+                        mapping.sync().unwrap();
+                        let dirty =
+                            |page: &usize| file.stamps(*page) != stamps(*page, versions[*page]);
+                        assert_eq!((0..PAGES).find(dirty), None, "a sync covers all stores");
+                    }
+                }
+                // The last page has bytes of the file and then zeros, whatever was in its frame.
+                // SAFETY: the page is in the mapping.
+                let last =
+                    |at: usize| unsafe { mapping.as_ptr().add(PAGES * PAGE + at).read_volatile() };
+                assert_eq!([last(0), last(99), last(100), last(PAGE - 1)], [7, 7, 0, 0]);
+                // SAFETY: as above.
+                unsafe { mapping.as_ptr().add(PAGES * PAGE + 99).write_volatile(9) };
+            })
+            .unwrap();
+        let statistics = cache.statistics();
+        assert!(statistics.evictions > 2 * PAGES as u64, "{statistics:?}");
+        assert!(statistics.written_back > 500 && statistics.write_errors == 0, "{statistics:?}");
+        assert_eq!(statistics.shootdowns, cache.flushes());
+        mapping.close().unwrap();
+        drop(machine);
+        for (page, version) in versions.iter().enumerate() {
+            assert_eq!(file.stamps(page), stamps(page, *version), "page {page} of the file");
+        }
+        let mut rest = Vec::new();
+        std::io::Read::read_to_end(&mut &file.file, &mut rest).unwrap();
+        assert_eq!(rest.len(), PAGES * PAGE + 100);
+        assert_eq!(rest[PAGES * PAGE + 99], 9);
+    }
+}
+
+#[test]
+fn hits_make_no_exit_and_no_fault() {
+    const PAGES: usize = 300;
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("hits", PAGES, 0);
+    let cache = machine.cache(PAGES as u32, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    let all = || assert!((0..PAGES).all(|page| load(&mapping, page) == stamps(page, 0)));
+    let (hits, faults) = machine
+        .run(|| {
+            all();
+            let before = machine.counts();
+            (0..10).for_each(|_| all());
+            let hits = since(before, &machine);
+            // Pages that are in the cache, and not in the tables.
+            mapping.unmap_pages().unwrap();
+            let before = machine.counts();
+            all();
+            (hits, since(before, &machine))
+        })
+        .unwrap();
+    assert_eq!(hits, (0, 0), "exits and faults of hits");
+    assert_eq!(faults.0, 0, "exits of faults on cached pages");
+    // The pattern of the faults has some map the pages after them.
+    assert!(faults.1 > 0 && faults.1 <= PAGES as u64, "{faults:?}");
+    let statistics = cache.statistics();
+    assert_eq!(statistics.misses + statistics.read_ahead, PAGES as u64, "{statistics:?}");
+    assert_eq!(statistics.hits, faults.1);
+}
+
+#[test]
+fn one_flush_serves_a_batch() {
+    const FRAMES: usize = 4096;
+    const BATCH: u64 = 512;
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("batch", FRAMES + 1, 0);
+    let cache = machine.cache(FRAMES as u32, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    machine
+        .run(|| {
+            (0..FRAMES).for_each(|page| _ = load(&mapping, page));
+            // Pages that leave are clean and dirty ones.
+            (0..FRAMES).step_by(3).for_each(|page| store(&mapping, page, 1));
+            assert_eq!((cache.statistics().evictions, cache.flushes()), (0, 0));
+            assert_eq!(load(&mapping, FRAMES), stamps(FRAMES, 0));
+        })
+        .unwrap();
+    let statistics = cache.statistics();
+    assert_eq!((statistics.evictions, statistics.shootdowns), (BATCH, 1), "{statistics:?}");
+    assert_eq!(cache.flushes(), 1);
+    assert_eq!(mapping.mapped_pages(), FRAMES as u64 - BATCH + 1);
+    let written = (0..FRAMES).filter(|page| file.stamps(*page) == stamps(*page, 1)).count() as u64;
+    assert_eq!(statistics.written_back, written);
+    assert!((BATCH / 3 - 8..BATCH / 3 + 8).contains(&written), "{statistics:?}");
+}
+
+#[test]
+fn an_evicted_page_is_reached_by_no_old_translation() {
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("old", 8, 0);
+    let cache = machine.cache(8, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    mapping.advise(Advice::Random);
+    machine
+        .run(|| {
+            for _ in 0..20 {
+                (0..8).for_each(|page| _ = load(&mapping, page));
+                let before = machine.counts();
+                // No exit, which would flush in its turn, comes between these: the pages are clean.
+                (0..8).for_each(|page| _ = load(&mapping, page));
+                mapping.evict().unwrap();
+                assert_eq!(since(before, &machine), (0, 0));
+                assert_eq!(load(&mapping, 3), stamps(3, 0));
+                let (_, faults) = since(before, &machine);
+                assert_eq!(faults, 1, "the access used a translation of a page that has left");
+            }
+        })
+        .unwrap();
+    // Ring 3 changes the file behind the cache's back; the next stay in ring 0 sees it.
+    mapping.evict().unwrap();
+    let [first, last] = stamps(3, 5).map(u64::to_le_bytes);
+    file.file.write_all_at(&first, 3 * PAGE as u64).unwrap();
+    file.file.write_all_at(&last, 4 * PAGE as u64 - 8).unwrap();
+    assert_eq!(machine.run(|| load(&mapping, 3)).unwrap(), stamps(3, 5));
+}
+
+#[test]
+fn stores_are_found_without_faults_and_written_in_order() {
+    const PAGES: usize = 64;
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("bits", PAGES, 0);
+    let cache = machine.cache(PAGES as u32, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    machine
+        .run(|| {
+            (0..PAGES).for_each(|page| _ = load(&mapping, page));
+            let before = machine.counts();
+            // Two runs and a page alone.
+            for page in [22, 5, 20, 7, 6, 40, 21, 8] {
+                store(&mapping, page, 1);
+            }
+            assert_eq!(since(before, &machine), (0, 0), "a store needs no fault");
+            mapping.sync().unwrap();
+            let first = cache.statistics();
+            assert_eq!((first.written_back, first.writes, first.shootdowns), (8, 3, 1));
+            assert_eq!(since(before, &machine).1, 0);
+            // A page is clean after that, until the next store, which needs no fault either.
+            mapping.sync().unwrap();
+            assert_eq!(cache.statistics(), first);
+            store(&mapping, 7, 2);
+            assert_eq!(since(before, &machine).1, 0);
+            mapping.sync().unwrap();
+            assert_eq!(cache.statistics().written_back, 9);
+        })
+        .unwrap();
+    let version = |page| match page {
+        7 => 2,
+        5 | 6 | 8 | 20..=22 | 40 => 1,
+        _ => 0,
+    };
+    assert!((0..PAGES).all(|page| file.stamps(page) == stamps(page, version(page))));
+}
+
+#[test]
+fn pages_that_are_used_stay() {
+    const HOT: usize = 64;
+    const FRAMES: usize = 256;
+    const PAGES: usize = 2000;
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("hot", PAGES, 0);
+    let cache = machine.cache(FRAMES as u32, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    mapping.advise(Advice::Random);
+    let misses = machine
+        .run(|| {
+            let before = machine.counts();
+            for page in HOT..PAGES {
+                _ = load(&mapping, page);
+                (0..HOT).for_each(|page| assert_eq!(load(&mapping, page), stamps(page, 0)));
+            }
+            since(before, &machine).1
+        })
+        .unwrap();
+    // Each page once, and hardly ever a hot one again.
+    assert!(misses < (PAGES + HOT) as u64, "{misses} misses");
+}
+
+#[test]
+fn a_store_to_a_file_that_is_read_only_is_a_signal() {
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("read-only", 2, 0);
+    let reader = File::open(&file.path).unwrap();
+    let cache = machine.cache(2, Replacement::Clock).unwrap();
+    let mapping = cache.map(&reader).unwrap();
+    is_refused_on(&machine, "a_store_to_a_file_that_is_read_only_is_a_signal", || {
+        assert_eq!(load(&mapping, 1), stamps(1, 0));
+        store(&mapping, 1, 1);
+    });
+}
+
+/// Limits the length of files, beyond which writes fail, and has no signal tell of that.
+fn limit_files(bytes: u64) {
+    // SAFETY: the calls take plain data.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        assert_eq!(libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit), 0);
+        limit.rlim_cur = bytes.min(limit.rlim_max);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit), 0);
+    }
+}
+
+#[test]
+fn errors_of_write_back_are_reported_and_lose_nothing() {
+    const PAGES: usize = 64;
+    const FRAMES: usize = 16;
+    if !own_process::entered("errors_of_write_back_are_reported_and_lose_nothing") {
+        return;
+    }
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("errors", PAGES, 0);
+    let cache = machine.cache(FRAMES as u32, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    mapping.advise(Advice::Random);
+    machine
+        .run(|| {
+            limit_files(32 * PAGE as u64);
+            // These can be written, and those cannot.
+            (0..4).for_each(|page| store(&mapping, page, 1));
+            (40..44).for_each(|page| store(&mapping, page, 1));
+            let said = mapping.sync().unwrap_err();
+            assert!(said.to_string().contains("writing pages back"), "{said}");
+            let statistics = cache.statistics();
+            assert_eq!((statistics.written_back, statistics.write_errors), (4, 1));
+            // Eviction takes others, and the pages keep what was stored.
+            for page in 0..PAGES {
+                let version = u64::from(page < 4 || (40..44).contains(&page));
+                assert_eq!(load(&mapping, page), stamps(page, version), "page {page}");
+            }
+            assert!(mapping.evict().is_err());
+            assert!((40..44).all(|page| load(&mapping, page) == stamps(page, 1)));
+            limit_files(u64::MAX);
+            mapping.sync().unwrap();
+        })
+        .unwrap();
+    assert!((40..44).all(|page| file.stamps(page) == stamps(page, 1)));
+    // A mapping that ends with pages that cannot be written says so.
+    machine.run(|| store(&mapping, 50, 1)).unwrap();
+    limit_files(32 * PAGE as u64);
+    assert!(mapping.close().is_err());
+    limit_files(u64::MAX);
+    assert_eq!(file.stamps(50), stamps(50, 0));
+}
+
+#[test]
+fn an_access_that_needs_a_frame_and_gets_none_is_a_signal() {
+    const FRAMES: usize = 8;
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("none", 64, 0);
+    let cache = machine.cache(FRAMES as u32, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    is_refused_on(&machine, "an_access_that_needs_a_frame_and_gets_none_is_a_signal", || {
+        limit_files(32 * PAGE as u64);
+        (40..40 + FRAMES).for_each(|page| store(&mapping, page, 1));
+        load(&mapping, 0);
+    });
+}
+
+/// What the parent of a process asks it to write to.
+const FILE: &str = "VELLUM_CACHED_FILE";
+
+#[test]
+fn a_program_that_exits_in_ring_0_has_its_stores_written() {
+    const PAGES: usize = 100;
+    let test = "a_program_that_exits_in_ring_0_has_its_stores_written";
+    if let Some(path) = std::env::var_os(FILE) {
+        let machine = machine().unwrap();
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let cache = machine.cache(32, Replacement::Clock).unwrap();
+        let mapping = cache.map(&file).unwrap();
+        let _ = machine.run(|| {
+            (0..PAGES).for_each(|page| store(&mapping, page, 3));
+            // SAFETY: it ends the process.
+            unsafe { libc::_exit(SEGV + 1) };
+        });
+        unreachable!("the process has ended");
+    }
+    if machine().is_none() {
+        return;
+    }
+    let file = TemporaryFile::new("exit", PAGES, 0);
+    let program = std::env::current_exe().unwrap();
+    let mut command = std::process::Command::new(program);
+    let output = command.args([test, "--exact"]).env(FILE, &file.path).output().unwrap();
+    assert_eq!(output.status.code(), Some(SEGV + 1), "{output:?}");
+    assert!((0..PAGES).all(|page| file.stamps(page) == stamps(page, 3)));
+}
+
+#[test]
+fn a_mapping_that_is_dropped_is_written() {
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("dropped", 8, 0);
+    let cache = machine.cache(8, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    assert!(matches!(cache.map(&file.file), Err(Error::AlreadyMapped)));
+    machine.run(|| (0..8).for_each(|page| store(&mapping, page, 1))).unwrap();
+    drop(mapping);
+    assert!((0..8).all(|page| file.stamps(page) == stamps(page, 1)));
+    // Once more: another range, and no old page.
+    let again = cache.map(&file.file).unwrap();
+    let is_same = || (0..8).all(|page| load(&again, page) == stamps(page, 1));
+    assert!(machine.run(is_same).unwrap());
+}
+
+#[test]
+fn a_mapping_that_ends_too_early_is_written_with_the_machine() {
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("early", 4, 0);
+    let cache = machine.cache(4, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    machine.run(|| store(&mapping, 2, 1)).unwrap();
+    let (is_there, may_leave) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let _there = SetWhenDropped(&is_there);
+            machine.run(|| {
+                is_there.store(true, Ordering::Release);
+                while !may_leave.load(Ordering::Acquire) {
+                    thread::yield_now();
+                }
+            })
+        });
+        let _leave = SetWhenDropped(&may_leave);
+        while !is_there.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        assert_eq!(mapping.close(), Err(Error::InUse));
+    });
+    assert_eq!(file.stamps(2), stamps(2, 0));
+    drop(machine);
+    assert_eq!(file.stamps(2), stamps(2, 1));
+}
+
+#[test]
+fn one_thread_at_a_time_uses_a_machine_with_a_cache() {
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("alone", 4, 0);
+    let cache = machine.cache(4, Replacement::Clock).unwrap();
+    assert!(matches!(machine.cache(4, Replacement::Clock), Err(Error::HasCache)));
+    let mapping = cache.map(&file.file).unwrap();
+    let (is_there, may_leave) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let inside = scope.spawn(|| {
+            let _there = SetWhenDropped(&is_there);
+            machine.run(|| {
+                store(&mapping, 1, 1);
+                is_there.store(true, Ordering::Release);
+                while !may_leave.load(Ordering::Acquire) {
+                    thread::yield_now();
+                }
+                mapping.sync()
+            })
+        });
+        let _leave = SetWhenDropped(&may_leave);
+        while !is_there.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        assert_eq!(machine.run(|| ()), Err(Error::InUse));
+        assert_eq!(mapping.sync(), Err(Error::InUse));
+        may_leave.store(true, Ordering::Release);
+        assert_eq!(inside.join().unwrap(), Ok(Ok(())));
+    });
+    assert_eq!(machine.run(|| load(&mapping, 1)), Ok(stamps(1, 1)));
+    assert_eq!(mapping.sync(), Ok(()));
+}
+
+/// Prints what faults cost: see `costs` in `ring0.rs`.
+#[test]
+fn cached_costs() {
+    const FRAMES: usize = 4096;
+    const ROUNDS: usize = 2048;
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("costs", 3 * FRAMES, 0);
+    let cache = machine.cache(FRAMES as u32, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    mapping.advise(Advice::Random);
+    // SAFETY: the byte is in the mapping.
+    let touch = |page: usize| unsafe { _ = mapping.as_ptr().add(page * PAGE).read_volatile() };
+    // SAFETY: as above.
+    let change = |page: usize| unsafe { mapping.as_ptr().add(page * PAGE).write_volatile(1) };
+    machine
+        .run(|| {
+            (0..FRAMES).for_each(touch);
+            mapping.unmap_pages().unwrap();
+            timed("a fault on a cached page", ROUNDS, touch);
+            mapping.evict().unwrap();
+            timed("a miss with a free frame", FRAMES - 1, touch);
+            let before = cache.statistics();
+            timed("a miss with eviction of clean pages", ROUNDS - 1, |page| touch(FRAMES + page));
+            let after = cache.statistics();
+            assert_eq!(after.evictions - before.evictions, ROUNDS as u64);
+            assert_eq!(after.shootdowns - before.shootdowns, ROUNDS as u64 / 512);
+            mapping.evict().unwrap();
+            (0..FRAMES).for_each(change);
+            timed("a miss with eviction of dirty pages", ROUNDS - 1, |page| change(FRAMES + page));
+        })
+        .unwrap();
+}
