@@ -10,8 +10,9 @@ use vellum_aquila_core::{Layout, Statistics};
 
 use crate::error::{Error, Result};
 use crate::mapping::{Access, Mapping};
-use crate::probe::{self, DirtyTracking, Frames};
-use crate::shared::{DOING_LENGTH, PolicyChoice, Shared};
+use crate::monitor::Monitor;
+use crate::probe::{self, DirtyTracking, Faults, Frames};
+use crate::shared::{DOING_LENGTH, PolicyChoice, Shared, Threads};
 use crate::{PAGE_SIZE, signal};
 
 /// Pages that a cache has at least. One instruction may access several pages at once (both operands
@@ -63,6 +64,7 @@ pub struct Options {
     backend: BackendChoice,
     dirty_tracking: DirtyTracking,
     frames: Frames,
+    faults: Faults,
     direct_io: bool,
     least: u32,
 }
@@ -77,6 +79,7 @@ impl Options {
             backend: BackendChoice::default(),
             dirty_tracking: DirtyTracking::default(),
             frames: Frames::default(),
+            faults: Faults::default(),
             direct_io: false,
             least: LEAST_PAGES,
         }
@@ -129,6 +132,13 @@ impl Options {
         self
     }
 
+    /// Which threads handle faults. The backend *kernel* does not use it.
+    #[must_use]
+    pub fn faults(mut self, faults: Faults) -> Self {
+        self.faults = faults;
+        self
+    }
+
     /// Reads and writes whole pages of files past the kernel's page cache (`O_DIRECT`), so that the
     /// kernel keeps no second copy of them. Where a file system cannot, the cache goes through the
     /// page cache as it does by default. The backend *kernel* does not use it.
@@ -159,11 +169,24 @@ impl Options {
             let why_kernel = "it was asked for".to_owned();
             return Ok(Cache { shared: None, why_kernel, least: self.least });
         }
-        match (probe::open(self.dirty_tracking), self.backend) {
+        match (probe::open(self.dirty_tracking, self.faults), self.backend) {
             (Ok(uffd), _) => {
-                signal::install()?;
-                let choices = (self.frames, self.direct_io);
-                let shared = Shared::new(size, capacity, self.policy, choices, uffd)?;
+                let threads = match self.faults {
+                    Faults::Signal => {
+                        signal::install()?;
+                        None
+                    }
+                    Faults::Monitor => Some(Monitor::start(&uffd.descriptor)?),
+                };
+                let threads = threads.map(|monitor| Box::new(monitor) as Box<dyn Threads>);
+                // While a file moves to a memory file, accesses may fail as beyond its end. A
+                // handler of the signal tries again; the monitor does not hear of it.
+                let frames = match self.faults {
+                    Faults::Signal => self.frames,
+                    Faults::Monitor => Frames::MemoryFile,
+                };
+                let choices = (frames, self.direct_io);
+                let shared = Shared::new(size, capacity, self.policy, choices, uffd, threads)?;
                 Ok(Cache { shared: Some(shared), why_kernel: String::new(), least: self.least })
             }
             (Err(error), BackendChoice::Auto) => {

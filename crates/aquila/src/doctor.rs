@@ -8,7 +8,7 @@ use crate::PAGE_SIZE;
 use crate::cache::{Backend, BackendChoice, Cache, Options};
 use crate::error::{Error, Result};
 use crate::mapping::Access;
-use crate::probe::{DirtyTracking, Frames};
+use crate::probe::{DirtyTracking, Faults, Frames};
 
 /// Pages of the file that the self-test maps, and of its cache.
 const PAGES: usize = 32;
@@ -51,6 +51,12 @@ pub fn doctor() -> Vec<Check> {
             "mapped",
             "the same; every page that is mapped in a writable mapping is written back",
             memory_files.dirty_tracking(DirtyTracking::Mapped),
+        ),
+        (
+            Backend::Userfaultfd,
+            "monitor",
+            "a cache whose mappings system calls can use; its own threads handle the faults",
+            options.clone().backend(own).faults(Faults::Monitor),
         ),
         (
             Backend::Kernel,

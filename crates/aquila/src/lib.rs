@@ -41,31 +41,34 @@
 //! ```
 //!
 //! There are two backends, and [`doctor`] says which work here. *Userfaultfd* handles faults in a
-//! handler of SIGBUS on the faulting thread; it needs Linux 5.14 and no privilege. *Kernel* is
+//! handler of SIGBUS on the faulting thread; it needs Linux 5.14 and no privilege. Or threads of
+//! the cache handle them ([`Faults::Monitor`]): then system calls can use mappings. *Kernel* is
 //! `mmap` with `madvise`: it works everywhere, and has no budget and no policy. [`Cache::new`]
 //! takes the best one that works, and [`Cache::why_not_better`] says why it is not another.
 //!
 //! What a program must know of the backend userfaultfd:
 //!
 //! - A system call that is given an address of a mapping fails with `EFAULT` unless the page is
-//!   mapped: pin the range first ([`Mapping::pin`]), or use [`Mapping::read_at`] and
-//!   [`Mapping::write_at`].
+//!   mapped: make the cache with [`Faults::Monitor`], pin the range first ([`Mapping::pin`]), or
+//!   use [`Mapping::read_at`] and [`Mapping::write_at`].
 //! - A kill may lose any change that was not synced. The file may then have some newer pages and
 //!   some older ones.
 //! - A forked child does not have the mappings.
-//! - A program that handles SIGBUS itself installs its handler before it makes the first cache.
-//!   A thread that faults must not block SIGBUS. It needs 32 KiB of its stack. A handler of
-//!   another signal that accesses mappings on an alternate stack (`sigaltstack`) needs one of 48
-//!   KiB, or the process ends with a message.
+//! - Without a monitor, a program that handles SIGBUS itself installs its handler before it makes
+//!   the first cache. A thread that faults must not block SIGBUS. It needs 32 KiB of its stack. A
+//!   handler of another signal that accesses mappings on an alternate stack (`sigaltstack`) needs
+//!   one of 48 KiB, or the process ends with a message.
 
 mod anonymous;
 mod cache;
 mod doctor;
 mod error;
+mod fault;
 mod generation;
 mod host;
 mod kernel;
 mod mapping;
+mod monitor;
 mod place;
 mod probe;
 mod shared;
@@ -76,7 +79,7 @@ pub use cache::{Backend, BackendChoice, Cache, Options};
 pub use doctor::{Check, doctor};
 pub use error::{Error, Result};
 pub use mapping::{Access, Mapping, Pin};
-pub use probe::{DirtyTracking, Frames};
+pub use probe::{DirtyTracking, Faults, Frames};
 pub use rustix::io::Errno;
 pub use shared::PolicyChoice;
 pub use vellum_aquila_core::{Advice, Evictor, Frame, Key, Policy, Statistics};

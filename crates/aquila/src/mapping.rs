@@ -59,6 +59,8 @@ struct OwnMapping {
     place: &'static Place,
     number: u32,
     mapped: sys::Mapped,
+    /// The addresses are no longer its own.
+    is_detached: bool,
 }
 
 impl OwnMapping {
@@ -71,7 +73,10 @@ impl OwnMapping {
     ) -> Result<Self> {
         let number = shared.open(file, writable)?;
         match shared.map(number, (first, bytes), writable) {
-            Ok((mapped, place)) => Ok(Self { shared: Arc::clone(shared), place, number, mapped }),
+            Ok((mapped, place)) => {
+                let shared = Arc::clone(shared);
+                Ok(Self { shared, place, number, mapped, is_detached: false })
+            }
             Err(error) => {
                 shared.close(number);
                 Err(error)
@@ -94,7 +99,10 @@ impl Drop for OwnMapping {
             self.mapped.forget();
             return;
         }
-        {
+        if self.is_detached {
+            self.mapped.forget();
+            self.place.forget();
+        } else {
             let _blocked = sys::BlockedSignals::new();
             self.shared.leave(self.number, self.place);
             self.place.close();
@@ -217,9 +225,9 @@ impl Mapping {
     }
 
     /// Pins the pages of a range: they stay in memory and mapped until the guard is dropped. System
-    /// calls may then use the range: with other pages they fail with `EFAULT`, because the kernel's
-    /// own accesses do not reach the cache. For a call that stores (`read(2)`), pin with
-    /// [`Access::ReadWrite`].
+    /// calls may then use the range. Without [`Faults::Monitor`](crate::Faults::Monitor) they fail
+    /// with `EFAULT` for other pages, because the kernel's own accesses do not reach the cache. For
+    /// a call that stores (`read(2)`), pin with [`Access::ReadWrite`].
     ///
     /// The first pin moves a file whose frames are in anonymous memory to a memory file: all its
     /// pages leave the cache, and dirty ones are written back before.
@@ -330,6 +338,37 @@ impl Mapping {
     /// mapping.
     pub fn close(self) -> Result<()> {
         self.sync()
+    }
+
+    /// Lets go of the addresses, so that the caller can have another mapping there, or none: from
+    /// now on the cache changes nothing at these addresses. An access to a page that is not mapped
+    /// there waits until the caller has done that, and then drops the mapping; or until
+    /// [`reattach`](Self::reattach). For caches with [`Faults::Monitor`](crate::Faults::Monitor),
+    /// and mappings for reading.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the mapping is another one.
+    pub fn detach(&mut self) -> Result<()> {
+        match &mut self.backend {
+            Backend::Own(own) if own.shared.has_threads() && self.access == Access::Read => {
+                if !own.is_detached {
+                    let _blocked = sys::BlockedSignals::new();
+                    own.place.close();
+                    own.is_detached = true;
+                }
+                Ok(())
+            }
+            _ => Err(Error::Unsupported { doing: "letting go of a mapping's addresses" }),
+        }
+    }
+
+    /// Ends what [`detach`](Self::detach) began: the addresses are the mapping's still.
+    pub fn reattach(&mut self) {
+        if let Backend::Own(own) = &mut self.backend
+            && std::mem::take(&mut own.is_detached)
+        {
+            own.place.reopen();
+        }
     }
 
     /// A range of the mapping's bytes.

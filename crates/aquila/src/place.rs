@@ -128,6 +128,11 @@ impl Place {
         }
     }
 
+    /// Opens a closed place again.
+    pub(crate) fn reopen(&self) {
+        self.users.fetch_xor(OPEN | TAKEN, Ordering::AcqRel);
+    }
+
     /// Makes a closed place free for another mapping.
     pub(crate) fn forget(&self) {
         self.users.store(0, Ordering::Release);

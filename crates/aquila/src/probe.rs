@@ -6,13 +6,14 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
+use crate::sys::FaultsOf;
 use crate::{PAGE_SIZE, sys};
 
 /// The backend's name, which commands print.
 pub(crate) const USERFAULTFD: &str = "userfaultfd";
 
 /// What the backend needs in any case.
-const NEEDED: u64 = sys::FEATURE_SIGBUS | sys::FEATURE_MISSING_SHMEM | sys::FEATURE_MINOR_SHMEM;
+const NEEDED: u64 = sys::FEATURE_MISSING_SHMEM | sys::FEATURE_MINOR_SHMEM;
 
 /// Whether clean pages are write-protected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -24,6 +25,39 @@ pub enum DirtyTracking {
     WriteProtect,
     /// Every page that is mapped in a writable mapping counts as dirty (Linux 5.14).
     Mapped,
+}
+
+/// Which threads handle faults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Faults {
+    /// The thread that faults, in a handler of SIGBUS. System calls that are given addresses of a
+    /// mapping fail with `EFAULT` unless the page is mapped.
+    #[default]
+    Signal,
+    /// Threads of the cache, up to 8, which handle the faults of system calls, too. Each fault is
+    /// slower by two switches between threads. Frames are in memory files, as with
+    /// [`Frames::MemoryFile`]. It needs Linux 6.6, and the right to handle faults
+    /// of the kernel: `CAP_SYS_PTRACE`, access to `/dev/userfaultfd`, or
+    /// `vm.unprivileged_userfaultfd` = 1. No handler of SIGBUS is installed.
+    Monitor,
+}
+
+impl Faults {
+    /// Whose faults these are.
+    fn of(self) -> FaultsOf {
+        match self {
+            Self::Signal => FaultsOf::Program,
+            Self::Monitor => FaultsOf::ProgramAndKernel,
+        }
+    }
+
+    /// What the kernel must have for that.
+    fn needed(self) -> u64 {
+        match self {
+            Self::Signal => sys::FEATURE_SIGBUS,
+            Self::Monitor => sys::FEATURE_POISON,
+        }
+    }
 }
 
 /// Which memory has the pages of files.
@@ -53,12 +87,20 @@ pub(crate) struct Userfaultfd {
 ///
 /// # Errors
 /// [`Error::NoBackend`], with the reason.
-pub(crate) fn open(tracking: DirtyTracking) -> Result<Userfaultfd> {
+pub(crate) fn open(tracking: DirtyTracking, faults: Faults) -> Result<Userfaultfd> {
     let failed = |reason: String| Error::NoBackend { backend: USERFAULTFD, reason };
-    let (query, features) = sys::userfaultfd(0).map_err(|errno| failed(refused(errno)))?;
+    let open = |features| {
+        let opened = sys::userfaultfd(faults.of(), features);
+        opened.map_err(|errno| failed(refused(errno, faults)))
+    };
+    let (query, features) = open(0)?;
     drop(query);
     if features & NEEDED != NEEDED {
         let reason = "the kernel has no minor faults for memory files: it needs Linux 5.14";
+        return Err(failed(reason.to_owned()));
+    }
+    if features & faults.needed() == 0 {
+        let reason = "it cannot have an access of a system call fail: it needs Linux 6.6";
         return Err(failed(reason.to_owned()));
     }
     let found = |descriptor, protects_memory_files| {
@@ -66,10 +108,9 @@ pub(crate) fn open(tracking: DirtyTracking) -> Result<Userfaultfd> {
             tracking != DirtyTracking::Mapped && protects_anonymous(&descriptor).is_ok();
         Userfaultfd { descriptor, protects_memory_files, protects_anonymous }
     };
-    let needed = NEEDED | features & sys::FEATURE_WP;
+    let needed = NEEDED | faults.needed() | features & sys::FEATURE_WP;
     if tracking != DirtyTracking::Mapped && features & sys::FEATURE_WP_SHMEM != 0 {
-        let (uffd, _) = sys::userfaultfd(needed | sys::FEATURE_WP_SHMEM)
-            .map_err(|errno| failed(refused(errno)))?;
+        let (uffd, _) = open(needed | sys::FEATURE_WP_SHMEM)?;
         match maps_a_page(&uffd, true) {
             Ok(()) => return Ok(found(uffd, true)),
             Err(Errno::INVAL) => {} // Linux before 6.4
@@ -80,7 +121,7 @@ pub(crate) fn open(tracking: DirtyTracking) -> Result<Userfaultfd> {
         let reason = "it cannot map write-protected pages of memory files: it needs Linux 6.4";
         return Err(failed(reason.to_owned()));
     }
-    let (uffd, _) = sys::userfaultfd(needed).map_err(|errno| failed(refused(errno)))?;
+    let (uffd, _) = open(needed)?;
     match maps_a_page(&uffd, false) {
         Ok(()) => Ok(found(uffd, false)),
         Err(errno) => Err(failed(format!("it does not map a page: {errno}"))),
@@ -88,9 +129,14 @@ pub(crate) fn open(tracking: DirtyTracking) -> Result<Userfaultfd> {
 }
 
 /// Why the kernel gives no userfaultfd.
-fn refused(errno: Errno) -> String {
+fn refused(errno: Errno, faults: Faults) -> String {
     match errno {
         Errno::NOSYS => "the kernel is built without userfaultfd".to_owned(),
+        Errno::PERM | Errno::ACCESS if faults == Faults::Monitor => {
+            "this process may not handle faults of system calls: it needs CAP_SYS_PTRACE, access \
+             to /dev/userfaultfd, or vm.unprivileged_userfaultfd = 1"
+                .to_owned()
+        }
         Errno::PERM | Errno::ACCESS => {
             "the system call userfaultfd is forbidden here, perhaps by a seccomp filter".to_owned()
         }

@@ -22,6 +22,7 @@ use vellum_aquila_core::{
     Fault, Frame, Key, Layout, Lru, MOST_PAGES, Policy, S3Fifo, Statistics,
 };
 
+use crate::anonymous::drop_translations;
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
 use crate::host::{Copies, Failure, Home, Host, HostFile, MOST_FILES};
@@ -146,8 +147,24 @@ const WITHOUT_LENGTHS: [u64; 7] =
 /// The device and the inode of a file.
 type Inode = (u64, u64);
 
+/// Threads that end when this is dropped.
+pub(crate) trait Threads: Send + Sync {}
+
+/// What became of a fault that a thread of the cache handles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The access can be repeated.
+    Handled,
+    /// The page cannot be had, and is poisoned.
+    Poisoned,
+    /// The mapping is going, or memory is short: the access is to be repeated later.
+    NotNow,
+}
+
 /// A cache that handles its own faults.
 pub(crate) struct Shared {
+    /// What lives as long as the cache: the threads that handle faults.
+    threads: Option<Box<dyn Threads>>,
     cell: Cell,
     /// The number of the cache in this process.
     number: u64,
@@ -172,6 +189,7 @@ impl Shared {
         policy: PolicyChoice,
         (frames, direct_io): (Frames, bool),
         uffd: Userfaultfd,
+        threads: Option<Box<dyn Threads>>,
     ) -> Result<Arc<Self>> {
         static NEXT: StdAtomicU64 = StdAtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -201,7 +219,8 @@ impl Shared {
             };
             CoreCache::new(layout, &memory.words, &memory.counters, policy, host, size)
         });
-        Ok(Arc::new(Self { cell, number, direct_io, files: Mutex::default(), generation }))
+        let files = Mutex::default();
+        Ok(Arc::new(Self { threads, cell, number, direct_io, files, generation }))
     }
 
     fn core(&self) -> &Core<'_> {
@@ -219,6 +238,11 @@ impl Shared {
     /// Whether stores to clean pages fault, however a file is mapped.
     pub(crate) fn write_protects(&self) -> bool {
         self.host().write_protect
+    }
+
+    /// Whether threads of the cache handle its faults.
+    pub(crate) fn has_threads(&self) -> bool {
+        self.threads.is_some()
     }
 
     pub(crate) fn is_forked(&self) -> bool {
@@ -265,6 +289,35 @@ impl Shared {
         let protects = self.host().protects(self.file(mapped.file));
         let counts = is_store || (!protects && mapped.writable);
         if counts { Access::Write } else { Access::Read }
+    }
+
+    /// The same for a thread that did not fault itself. A page that cannot be had is poisoned.
+    pub(crate) fn fault_of_another(&self, place: &Place, page: u64, is_store: bool) -> Outcome {
+        if self.fault(place, page, is_store).is_ok() {
+            return Outcome::Handled;
+        }
+        let poison = |address: usize| sys::poison(&self.host().uffd, address, PAGE_SIZE).is_ok();
+        match self.alone_with(place, page, poison) {
+            Some(true) => Outcome::Poisoned,
+            _ => Outcome::NotNow,
+        }
+    }
+
+    /// Takes the poison of a page away, if it has any: the next access faults. Returns false if the
+    /// page cannot leave the cache now.
+    pub(crate) fn end_poison(&self, place: &Place, page: u64) -> bool {
+        let drop = |address| drop_translations(address, PAGE_SIZE);
+        self.alone_with(place, page, drop).is_some()
+    }
+
+    /// Calls a function with the address of a page that is not in the cache, and that no thread
+    /// brings in meanwhile. Returns `None` if the page cannot leave the cache.
+    fn alone_with<T>(&self, place: &Place, page: u64, f: impl FnOnce(usize) -> T) -> Option<T> {
+        let mapped = place.mapped();
+        let (address, key) = (mapped.address(page)?, Key::new(mapped.file, page)?);
+        let _alone = self.file(mapped.file).stop();
+        let (evicted, _) = self.core().evict_range(key..=key, false);
+        (evicted.stay == 0).then(|| f(address))
     }
 
     // Files.

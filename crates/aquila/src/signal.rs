@@ -18,8 +18,7 @@ use std::sync::OnceLock;
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
-use crate::shared::Shared;
-use crate::{place, sys};
+use crate::{fault, place, sys};
 
 /// What was to happen at SIGBUS before.
 struct Previous(libc::sigaction);
@@ -114,13 +113,9 @@ extern "C" fn on_sigbus(
 
 /// Has the cache handle a fault. Returns false if there is none at the address, or if it failed.
 fn is_handled(address: usize, is_store: bool) -> bool {
-    let Some((used, page)) = place::at(address) else {
-        return false;
-    };
-    let owner: *const Shared = ptr::with_exposed_provenance(used.place().mapped().owner);
-    // SAFETY: a mapping keeps its cache alive, and closes its place before it lets go of it.
-    let shared = unsafe { &*owner };
-    shared.fault(used.place(), page, is_store).is_ok()
+    let handled =
+        fault::at(address, |shared, place, page| shared.fault(place, page, is_store).is_ok());
+    handled.unwrap_or(false)
 }
 
 /// Whether the access that faulted was a store.

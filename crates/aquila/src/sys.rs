@@ -2,10 +2,11 @@
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::ioctl::{self, Opcode, Updater, opcode};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, MsyncFlags, ProtFlags};
@@ -18,6 +19,8 @@ const GROUP: u8 = 0xaa;
 const API: u64 = 0xaa;
 /// Only faults of the program are handled, not those of the kernel: so no privilege is needed.
 const USER_MODE_ONLY: libc::c_int = 1;
+/// The device that gives descriptors to those who may open it, since Linux 6.1.
+const DEVICE: &str = "/dev/userfaultfd";
 
 /// Register for pages that the memory file has not.
 pub(crate) const MISSING: u64 = 1 << 0;
@@ -36,6 +39,8 @@ pub(crate) const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 pub(crate) const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 /// Write-protected pages of memory files.
 pub(crate) const FEATURE_WP_SHMEM: u64 = 1 << 12;
+/// Pages whose access fails.
+pub(crate) const FEATURE_POISON: u64 = 1 << 14;
 
 const PROTECT: u64 = 1 << 0;
 /// Names the calling thread, and so its process' memory, where a pidfd is asked for
@@ -92,27 +97,78 @@ struct CopyIn {
     copied: i64,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Poison {
+    range: Range,
+    mode: u64,
+    changed: i64,
+}
+
+/// Bytes of what the kernel says of a fault that waits (`struct uffd_msg`).
+const MESSAGE: usize = 32;
+/// The event of a message: a page fault.
+const PAGE_FAULT: u8 = 0x12;
+/// The access was a store.
+const FAULT_IS_STORE: u64 = 1 << 0;
+
 const API_COMMAND: Opcode = opcode::read_write::<Api>(GROUP, 0x3f);
+const NEW_COMMAND: Opcode = opcode::none(GROUP, 0);
 const REGISTER_COMMAND: Opcode = opcode::read_write::<Register>(GROUP, 0);
+const WAKE_COMMAND: Opcode = opcode::read::<Range>(GROUP, 2);
 const COPY_COMMAND: Opcode = opcode::read_write::<CopyIn>(GROUP, 3);
 const PROTECT_COMMAND: Opcode = opcode::read_write::<WriteProtect>(GROUP, 6);
 const CONTINUE_COMMAND: Opcode = opcode::read_write::<Continue>(GROUP, 7);
+const POISON_COMMAND: Opcode = opcode::read_write::<Poison>(GROUP, 8);
+
+/// Whose faults a userfaultfd handles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FaultsOf {
+    /// Those of the program.
+    Program,
+    /// Those of the kernel, too, which takes a privilege.
+    ProgramAndKernel,
+}
 
 /// Opens a userfaultfd with features. Returns it, and all features that the kernel has if none was
 /// asked for.
-pub(crate) fn userfaultfd(features: u64) -> Result<(OwnedFd, u64)> {
-    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
+pub(crate) fn userfaultfd(of: FaultsOf, features: u64) -> Result<(OwnedFd, u64)> {
+    let uffd = match of {
+        FaultsOf::Program => descriptor(USER_MODE_ONLY)?,
+        FaultsOf::ProgramAndKernel => {
+            descriptor(0).or_else(|errno| from_device().or(Err(errno)))?
+        }
+    };
+    let mut api = Api { api: API, features, ioctls: 0 };
+    // SAFETY: the command's number has the structure's size in it, and the kernel fills it.
+    unsafe { ioctl::ioctl(&uffd, Updater::<API_COMMAND, Api>::new(&mut api))? };
+    Ok((uffd, api.features))
+}
+
+/// Opens a userfaultfd by the system call.
+fn descriptor(flags: libc::c_int) -> Result<OwnedFd> {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | flags;
     // SAFETY: the call takes no memory.
     let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
     if descriptor < 0 {
         return Err(last_error());
     }
     // SAFETY: the kernel has just made the descriptor, and no other code knows it.
-    let uffd = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
-    let mut api = Api { api: API, features, ioctls: 0 };
-    // SAFETY: the command's number has the structure's size in it, and the kernel fills it.
-    unsafe { ioctl::ioctl(&uffd, Updater::<API_COMMAND, Api>::new(&mut api))? };
-    Ok((uffd, api.features))
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
+}
+
+/// Opens a userfaultfd by the device.
+fn from_device() -> Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let device = rustix::fs::open(DEVICE, flags, Mode::empty())?;
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: the command takes flags, and returns a descriptor.
+    let descriptor = unsafe { libc::ioctl(device.as_raw_fd(), u64::from(NEW_COMMAND), flags) };
+    if descriptor < 0 {
+        return Err(last_error());
+    }
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// Asks for the faults of a range.
@@ -164,6 +220,45 @@ pub(crate) fn copy_and_map(
     // that are not there, in ranges that are registered with this descriptor.
     let result = unsafe { ioctl::ioctl(uffd, Updater::<COPY_COMMAND, CopyIn>::new(&mut command)) };
     (usize::try_from(command.copied).unwrap_or(0), result)
+}
+
+/// A fault that waits for the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WaitingFault {
+    pub(crate) address: usize,
+    pub(crate) is_store: bool,
+}
+
+/// The next fault that waits; `Errno::AGAIN` if none does. No two threads get the same.
+pub(crate) fn next_fault(uffd: impl AsFd) -> Result<WaitingFault> {
+    loop {
+        let mut message = [0; MESSAGE];
+        rustix::io::read(&uffd, &mut message)?;
+        let word =
+            |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| message[at + byte])).to_le();
+        // No other event was asked for.
+        if message[0] == PAGE_FAULT {
+            let is_store = word(8) & FAULT_IS_STORE != 0;
+            return Ok(WaitingFault { address: word(16) as usize, is_store });
+        }
+    }
+}
+
+/// Wakes the threads whose faults in a range wait. They repeat their accesses.
+pub(crate) fn wake(uffd: impl AsFd, start: usize, bytes: usize) -> Result<()> {
+    let mut range = Range { start: start as u64, bytes: bytes as u64 };
+    // SAFETY: the kernel reads the structure; memory does not change.
+    unsafe { ioctl::ioctl(uffd, Updater::<WAKE_COMMAND, Range>::new(&mut range)) }
+}
+
+/// Has accesses to a page that is not there fail, until its translation is dropped: SIGBUS for the
+/// program, `EFAULT` for a system call. Wakes those that wait.
+pub(crate) fn poison(uffd: impl AsFd, start: usize, bytes: usize) -> Result<()> {
+    let range = Range { start: start as u64, bytes: bytes as u64 };
+    let mut poison = Poison { range, mode: 0, changed: 0 };
+    // SAFETY: the kernel reads and fills the structure. It changes only pages that are not there,
+    // in ranges that are registered with this descriptor.
+    unsafe { ioctl::ioctl(uffd, Updater::<POISON_COMMAND, Poison>::new(&mut poison)) }
 }
 
 /// Takes write access to the pages of a range away, or gives it back.

@@ -15,6 +15,7 @@ use vellum_aquila::{
     PolicyChoice,
 };
 use vellum_testing::own_process;
+use vellum_testing::patience::{PATIENCE, eventually};
 
 fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -143,7 +144,7 @@ fn a_signal_that_another_process_sends_ends_the_process_too() {
     let _cache = cache(8);
     // SAFETY: the call takes no memory.
     unsafe { libc::kill(libc::getpid(), libc::SIGBUS) };
-    std::thread::sleep(std::time::Duration::from_secs(20));
+    std::thread::sleep(PATIENCE);
 }
 
 #[test]
@@ -191,8 +192,9 @@ fn a_later_handler_that_blocks_no_signals_may_call_the_caches() {
         action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
         libc::sigemptyset(&raw mut action.sa_mask);
         libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
-        // Ends a deadlock.
-        let limit = libc::rlimit { rlim_cur: 60, rlim_max: 60 };
+        // Ends a deadlock. In a guest time passes while the guest has no processor of the host.
+        let seconds = PATIENCE.as_secs();
+        let limit = libc::rlimit { rlim_cur: seconds, rlim_max: seconds };
         libc::setrlimit(libc::RLIMIT_CPU, &raw const limit);
     }
     install(libc::SIGALRM, on_tick);
@@ -229,7 +231,7 @@ fn in_child(work: &dyn Fn()) -> i32 {
     unsafe {
         match libc::fork() {
             0 => {
-                libc::alarm(20);
+                libc::alarm(PATIENCE.as_secs() as u32);
                 // A panic must not unwind into what the parent's thread goes on with.
                 let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_ok();
                 libc::_exit(if worked { 0 } else { 101 });
@@ -623,7 +625,7 @@ fn signal_handlers_may_use_mappings() {
         (0..TICKING_PAGES as usize).map(load).sum()
     };
     // A handler may still run, on the other thread of this process.
-    vellum_testing::patience::eventually("the pages have all ticks", || {
+    eventually("the pages have all ticks", || {
         let ended = ENDED.load(Ordering::Acquire);
         ended == TICKS.load(Ordering::Relaxed) && counted() == ended
     });

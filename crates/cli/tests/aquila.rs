@@ -4,6 +4,10 @@
 
 mod support;
 
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
 use serde_json::Value;
 use support::{ok, text};
 
@@ -13,7 +17,7 @@ fn the_doctor_says_what_works() {
     assert!(said.contains("kernel: works (mmap: "), "{said}");
     let value: Value = serde_json::from_slice(&ok(&["aquila", "doctor", "--json"])).unwrap();
     let backends = value["backends"].as_array().unwrap();
-    assert_eq!(backends.len(), 4);
+    assert_eq!(backends.len(), 5);
     let best = backends.iter().find(|backend| backend["works"] == true).unwrap();
     assert_eq!(&value["best"], best);
     let backend = best["backend"].as_str().unwrap();
@@ -24,4 +28,88 @@ fn the_doctor_says_what_works() {
     assert!(said.contains(expected), "{said}");
     assert!(said.contains("; no cache uses it yet"), "{said}");
     assert!(!value["ring_0"]["about"].as_str().unwrap().is_empty());
+}
+
+/// The library that is preloaded, where cargo builds it.
+fn library() -> Option<PathBuf> {
+    let library = std::env::current_exe().unwrap().with_file_name("libvellum_preload.so");
+    match library.exists() {
+        true => Some(library),
+        false => {
+            println!("skipped: the library is not built: cargo build -p vellum-preload --tests");
+            None
+        }
+    }
+}
+
+/// Runs `vellum aquila run` with the library.
+fn run(arguments: &[&str]) -> Option<(Output, String)> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+    command.args(["aquila", "run", "--library"]).arg(library()?).args(arguments);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if said.contains("Linux 6.6") || said.contains("CAP_SYS_PTRACE") {
+        println!("skipped: {said}");
+        return None;
+    }
+    Some((output, said))
+}
+
+#[test]
+fn a_program_runs_with_a_cache_and_ends_as_it_does_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let bytes: Vec<u8> = (0..3_000_000_u32).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
+    fs::write(&path, &bytes).unwrap();
+    let path = path.to_str().unwrap();
+    if Path::new("/usr/bin/python3").exists() {
+        let script = "import mmap, sys; f = open(sys.argv[1], 'rb'); \
+                      m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ); \
+                      sys.stdout.buffer.write(m)";
+        let python = ["--", "/usr/bin/python3", "-c", script, path];
+        for options in [&["--statistics"][..], &["--cache", "512K", "--direct", "--statistics"]] {
+            let Some((output, said)) = run(&[options, &python].concat()) else { return };
+            assert!(output.status.success() && output.stdout == bytes, "{said}");
+            assert!(said.starts_with("vellum: python3 ") && said.contains(" faults, "), "{said}");
+        }
+        let (output, said) = run(&[&["--files", "*.gguf"][..], &python].concat()).unwrap();
+        assert!(output.stdout == bytes && said.is_empty(), "{said}");
+    }
+    for options in [&[][..], &["--statistics"]] {
+        let shell = ["--", "sh", "-c", "echo out; exit 7"];
+        let Some((output, _)) = run(&[options, &shell].concat()) else { return };
+        assert_eq!((output.status.code(), &output.stdout[..]), (Some(7), &b"out\n"[..]));
+    }
+    let (output, said) = run(&["--statistics", "--", "sh", "-c", "kill -9 $$"]).unwrap();
+    assert_eq!(output.status.code(), Some(128 + 9));
+    assert!(said.contains("no process left statistics"), "{said}");
+}
+
+#[test]
+fn what_cannot_have_a_cache_is_not_run() {
+    let refused = |arguments: &[&str], why: &str| {
+        let Some((output, said)) = run(arguments) else { return };
+        assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?}");
+        assert!(said.contains(why), "{arguments:?}: {said}");
+    };
+    refused(&["--", "no-such-program"], "no program no-such-program in PATH");
+    refused(&["--", "/no/such/program"], "opening /no/such/program: ");
+    refused(&["--cache", "1K", "--", "echo"], "a cache of 1024 bytes is not possible");
+    refused(&["--files", "a:b", "--", "echo"], "has a colon");
+    refused(&["--policy", "random", "--", "echo"], "[possible values: s3-fifo, clock, lru]");
+    refused(&[], "<PROGRAM>");
+    // Debian links this one statically.
+    if Path::new("/sbin/ldconfig").exists() {
+        refused(&["--", "/sbin/ldconfig", "-p"], "/sbin/ldconfig is linked statically");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("echo");
+    fs::copy("/bin/echo", &copy).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o4755);
+    fs::set_permissions(&copy, mode).unwrap();
+    refused(&["--", copy.to_str().unwrap()], "runs with another user's rights");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+    command.args(["aquila", "run", "--library", "/no/such/library.so", "--", "echo"]);
+    let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert!(said.contains("/no/such/library.so is no file") || said.contains("6.6"), "{said}");
 }

@@ -10,6 +10,7 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use support::{Folder, command, noise, ok, text};
+use vellum_testing::patience::eventually;
 
 const HEAD: &str = "VERSION=3\nformat=print\n";
 
@@ -31,9 +32,7 @@ fn load(store: &str) -> (Child, ChildStdin) {
     assert_eq!(said, "tree 'a': 1 entries\n");
     write!(input, "{HEAD}database=b\nHEADER=END\n 1\n one\n 2\n two\n").unwrap();
     // Once the command has read this from the pipe, it is in the middle of the tree.
-    while rustix::io::ioctl_fionread(&input).unwrap() > 0 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    eventually("it reads its input", || rustix::io::ioctl_fionread(&input).unwrap() == 0);
     (child, input)
 }
 

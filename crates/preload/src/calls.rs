@@ -1,17 +1,17 @@
 //! The calls that replace the C library's.
 //!
-//! Each calls the kernel, except for memory of a Morsel of the module. There, a call that would
-//! make no difference to a mapping of the file succeeds and does nothing; before any other call the
-//! file's own mapping replaces the Morsel's (`mounts`).
+//! Each calls the kernel, except for memory of a mount. There, a call that would make no difference
+//! to a mapping of the file succeeds and does nothing; before any other call the file's own mapping
+//! replaces the mount (`mounts`).
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-use crate::mounts;
 use crate::request::Request;
 use crate::substitute::substitute;
 use crate::system::{self, PAGE};
+use crate::{mounts, owner};
 
 /// Advice that makes no difference to a mapping for reading whose pages stay in memory.
 const HARMLESS: [c_int; 14] = [
@@ -41,11 +41,15 @@ fn pages(address: *mut c_void, length: usize) -> Option<Range<usize>> {
     (start.is_multiple_of(PAGE) && length > 0).then_some(start..end)
 }
 
-/// Replaces all Morsels in a range by mappings of their files.
-fn give_up(range: Option<Range<usize>>) {
-    if let Some(range) = range.filter(mounts::touch) {
-        mounts::give_up(&range);
+/// Replaces all mounts in a range by mappings of their files. Returns false, with the error of the
+/// call, if that is not possible.
+fn give_up(range: Option<Range<usize>>) -> bool {
+    let is_done = range.filter(mounts::touch).is_none_or(|range| mounts::give_up(&range));
+    if !is_done {
+        // SAFETY: the place of this thread's error number.
+        unsafe { *libc::__errno_location() = libc::ENOMEM };
     }
+    is_done
 }
 
 /// `mmap(2)`.
@@ -63,8 +67,8 @@ pub unsafe extern "C" fn mmap(
 ) -> *mut c_void {
     let request = Request { length, rights, flags, file, offset };
     let instead = request.is_for_reading().then(|| substitute(&request, address.addr())).flatten();
-    if flags & FIXED != 0 {
-        give_up(pages(address, length));
+    if flags & FIXED != 0 && !give_up(pages(address, length)) {
+        return libc::MAP_FAILED;
     }
     // SAFETY: the caller's promise.
     let base = instead.or_else(|| unsafe { system::map(address.addr(), &request) });
@@ -116,9 +120,11 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     new_address: *mut c_void,
 ) -> *mut c_void {
-    give_up(pages(address, length));
-    if flags & libc::MREMAP_FIXED != 0 {
-        give_up(pages(new_address, new_length));
+    // Without a length it makes a second mapping of the same memory.
+    let is_free = give_up(pages(address, length.max(1)));
+    let is_fixed = flags & libc::MREMAP_FIXED != 0;
+    if !is_free || (is_fixed && !give_up(pages(new_address, new_length))) {
+        return libc::MAP_FAILED;
     }
     let number = libc::SYS_mremap;
     // SAFETY: the caller's promise.
@@ -136,7 +142,9 @@ pub unsafe extern "C" fn mprotect(address: *mut c_void, length: usize, rights: c
     if rights == libc::PROT_READ && range.as_ref().is_some_and(mounts::have) {
         return 0;
     }
-    give_up(range);
+    if !give_up(range) {
+        return -1;
+    }
     // SAFETY: the caller's promise.
     (unsafe { libc::syscall(libc::SYS_mprotect, address, length, rights) }) as c_int
 }
@@ -148,10 +156,16 @@ pub unsafe extern "C" fn mprotect(address: *mut c_void, length: usize, rights: c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
     let range = pages(address, length);
-    if HARMLESS.contains(&advice) && range.as_ref().is_some_and(mounts::have) {
+    if HARMLESS.contains(&advice)
+        && let Some(range) = range.as_ref().filter(|range| mounts::have(range))
+    {
+        // SAFETY: it is in the table, whose lock is held.
+        mounts::with_owner(range, |number| unsafe { owner::advise(number, advice) });
         return 0;
     }
-    give_up(range);
+    if !give_up(range) {
+        return -1;
+    }
     // SAFETY: the caller's promise.
     (unsafe { libc::syscall(libc::SYS_madvise, address, length, advice) }) as c_int
 }
@@ -221,10 +235,12 @@ unsafe fn lock(number: i64, address: *const c_void, length: usize, flags: c_int)
     let range = length
         .checked_add(into)
         .and_then(|length| pages(address.wrapping_byte_sub(into).cast_mut(), length));
-    if range.as_ref().is_some_and(mounts::have) {
+    if range.as_ref().is_some_and(mounts::have_for_good) {
         return 0;
     }
-    give_up(range);
+    if !give_up(range) {
+        return -1;
+    }
     // SAFETY: the caller's promise.
     (unsafe { libc::syscall(number, address, length, flags) }) as c_int
 }

@@ -1,11 +1,15 @@
-//! Morsels of the module that programs take for mappings of files.
+//! Mounts: memory that programs take for mappings of files, and that is mapped as a whole. It is a
+//! Morsel of the module, or a mapping of the process' own cache (`cached.rs`), its *owner*.
 //!
-//! The kernel maps and unmaps such a Morsel as a whole only. So the table records which part of
+//! A mount is mapped and unmapped as a whole only. So the table records which part of
 //! each mount the program believes to have. When the program unmaps a part, the library removes it
 //! from the table, and unmaps the mount with the last part. Each mount has an *anchor*, a mapping
 //! of the file's first page with the program's own arguments. A mount does not support every call
 //! (other rights, parts replaced or moved). Before such a call one system call makes the anchor a
 //! mapping of the file in the mount's place.
+//!
+//! A child that is forked has no memory of a cache. The anchors take its place before the child's
+//! `fork` returns.
 //!
 //! Invariants: entries change under the lock. A thread may read them without it to ask about its
 //! own memory: an entry for that memory existed before the thread had the memory, or there is none.
@@ -16,8 +20,9 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::lock;
+use crate::request::Request;
 use crate::system::{self, Answer, PAGE};
+use crate::{lock, owner};
 
 /// The most parts; further mappings are made from the file.
 const PARTS: usize = 512;
@@ -29,6 +34,7 @@ struct Place {
     base: AtomicUsize,
     extent: AtomicUsize,
     anchor: AtomicUsize,
+    owner: AtomicUsize,
 }
 
 /// A part of a mount.
@@ -40,8 +46,10 @@ pub(crate) struct Part {
     /// The mount.
     pub(crate) base: usize,
     pub(crate) extent: usize,
-    /// The address of the file's first page.
+    /// The address of the file's page at which the mount begins.
     pub(crate) anchor: usize,
+    /// Of a mapping of a cache: what `owner.rs` knows it by. 0: it is a Morsel.
+    pub(crate) owner: usize,
 }
 
 static TABLE: [Place; PARTS] = [const { Place::free() }; PARTS];
@@ -60,6 +68,7 @@ impl Place {
             base: AtomicUsize::new(0),
             extent: AtomicUsize::new(0),
             anchor: AtomicUsize::new(0),
+            owner: AtomicUsize::new(0),
         }
     }
 
@@ -68,8 +77,8 @@ impl Place {
         // The store to `end` publishes the other words.
         let end = self.end.load(Ordering::Acquire);
         let (start, base) = (get(&self.start), get(&self.base));
-        let (extent, anchor) = (get(&self.extent), get(&self.anchor));
-        (end != 0).then_some(Part { start, end, base, extent, anchor })
+        let (extent, anchor, owner) = (get(&self.extent), get(&self.anchor), get(&self.owner));
+        (end != 0).then_some(Part { start, end, base, extent, anchor, owner })
     }
 
     fn set(&self, part: &Part) {
@@ -77,6 +86,7 @@ impl Place {
         self.base.store(part.base, Ordering::Relaxed);
         self.extent.store(part.extent, Ordering::Relaxed);
         self.anchor.store(part.anchor, Ordering::Relaxed);
+        self.owner.store(part.owner, Ordering::Relaxed);
         self.end.store(part.end, Ordering::Release);
     }
 
@@ -127,19 +137,74 @@ pub(crate) fn have(range: &Range<usize>) -> bool {
     parts().any(|(_, part)| part.start <= range.start && range.end <= part.end)
 }
 
+/// Whether all of a range is in one part whose pages stay in memory: of a Morsel.
+pub(crate) fn have_for_good(range: &Range<usize>) -> bool {
+    let has = |part: &Part| part.start <= range.start && range.end <= part.end;
+    parts().any(|(_, part)| part.owner == 0 && has(&part))
+}
+
+/// Calls a function with the owner of the part that has all of a range, if it has one. The owner
+/// stays meanwhile.
+pub(crate) fn with_owner(range: &Range<usize>, work: impl FnOnce(usize)) {
+    locked(|| {
+        let has = |part: &Part| part.start <= range.start && range.end <= part.end;
+        let part = parts().map(|(_, part)| part).find(has);
+        if let Some(part) = part.filter(|part| part.owner != 0) {
+            work(part.owner);
+        }
+    });
+}
+
+/// Maps the anchor of a mount that begins at an offset of the file that a request is for.
+pub(crate) fn map_anchor(request: &Request, offset: i64) -> Option<usize> {
+    // It is needed only for its rights, its kind and its file, not for its contents.
+    let flags = request.flags & !libc::MAP_POPULATE;
+    let page = Request { length: PAGE, flags, offset, ..*request };
+    // SAFETY: without MAP_FIXED, which the request does not have, nothing is replaced.
+    unsafe { system::map(0, &page) }
+}
+
 /// Adds a new mount to the table; false if the table is full.
 pub(crate) fn add(part: &Part) -> bool {
     locked(|| put(part))
 }
 
+/// Works with the lock held. Owners that have lost their mounts end afterwards, because that frees
+/// memory, which a thread that waits for the lock may keep this one from.
 fn locked<T>(work: impl FnOnce() -> T) -> T {
-    lock::locked(forget_transit, work)
+    let result = lock::locked(forget_transit, work);
+    owner::end_retired();
+    result
+}
+
+/// In a child that was just forked: puts files in the place of what the child does not have.
+pub(crate) fn give_up_in_child() {
+    let owned = || parts().map(|(_, part)| part).find(|part| part.owner != 0);
+    lock::locked(forget_transit, || {
+        while let Some(mount) = owned() {
+            // What another handler of the fork has mapped there is not the library's to replace.
+            // SAFETY: nothing is replaced.
+            let is_free = unsafe { system::reserve(&mount.mount()) };
+            // SAFETY: mount and anchor are of the table, and the child knows no other memory there.
+            if !is_free || !unsafe { system::stretch(mount.anchor, &mount.mount()) } {
+                system::end("vellum: a forked child cannot have a file that its parent has mapped");
+            }
+            // SAFETY: the file has just taken its place.
+            unsafe { forget_parts(&mount) };
+        }
+    });
 }
 
 /// In a child whose parent was replacing a mount: the child keeps the mount or the file, whichever
 /// it has.
 fn forget_transit() {
     let base = IN_TRANSIT.swap(0, Ordering::Relaxed);
+    if let Some((_, mount)) = of_mount(base).find(|(_, part)| part.owner != 0) {
+        // It has the file, or nothing of a cache. In the first case the anchor is gone, and the
+        // call fails.
+        // SAFETY: the mount is of the table, and the anchor is its own.
+        unsafe { system::stretch(mount.anchor, &mount.mount()) };
+    }
     of_mount(base).for_each(|(place, _)| place.clear());
 }
 
@@ -201,24 +266,34 @@ unsafe fn take_off(mount: &Part, range: &Range<usize>) -> Answer {
     if of_mount(mount.base).next().is_some() {
         return 0;
     }
-    // SAFETY: the program has unmapped all of its mount, and does not know the anchor.
-    unsafe {
-        system::unmap(&(mount.anchor..mount.anchor + PAGE));
-        system::unmap(&mount.mount())
+    if mount.owner != 0 {
+        // SAFETY: it is not retired, and the lock is held.
+        unsafe { owner::detach(mount.owner) };
     }
+    // SAFETY: the program does not know the anchor.
+    unsafe { system::unmap(&(mount.anchor..mount.anchor + PAGE)) };
+    // SAFETY: the program has unmapped all of its mount.
+    let answer = unsafe { system::unmap(&mount.mount()) };
+    if mount.owner != 0 {
+        // SAFETY: the last part of its mount is gone.
+        unsafe { owner::retire(mount.owner) };
+    }
+    answer
 }
 
 /// Replaces all mounts that a range touches by mappings of their files, to which the program's call
-/// can then do anything. If that fails the mount stays, and the kernel refuses the call.
-pub(crate) fn give_up(range: &Range<usize>) {
+/// can then do anything. Returns false if that is not possible: then the mount stays, and the call
+/// must not be made.
+pub(crate) fn give_up(range: &Range<usize>) -> bool {
     locked(|| {
         while let Some(mount) = first(range) {
-            // SAFETY: mount and anchor are of the table, and the file has the bytes of the Morsel.
+            // SAFETY: mount and anchor are of the table, and the file has the bytes of the mount.
             if !unsafe { replace(&mount) } {
-                break;
+                return false;
             }
         }
-    });
+        true
+    })
 }
 
 /// Replaces a mount by a mapping of its file.
@@ -226,24 +301,45 @@ pub(crate) fn give_up(range: &Range<usize>) {
 /// # Safety
 /// The mount must be one of the table.
 unsafe fn replace(mount: &Part) -> bool {
-    let mut rest = mount.mount();
-    IN_TRANSIT.store(mount.base, Ordering::Relaxed);
-    // SAFETY: the program sees the file at the address at which it asked for it.
-    if !unsafe { system::stretch(mount.anchor, &rest) } {
-        IN_TRANSIT.store(0, Ordering::Relaxed);
+    // SAFETY: it is not retired, and the lock is held.
+    if mount.owner != 0 && !unsafe { owner::detach(mount.owner) } {
         return false;
     }
+    IN_TRANSIT.store(mount.base, Ordering::Relaxed);
+    // SAFETY: the program sees the file at the address at which it asked for it.
+    if !unsafe { system::stretch(mount.anchor, &mount.mount()) } {
+        IN_TRANSIT.store(0, Ordering::Relaxed);
+        if mount.owner != 0 {
+            // SAFETY: as above.
+            unsafe { owner::reattach(mount.owner) };
+        }
+        return false;
+    }
+    // SAFETY: the file has just taken its place.
+    unsafe { forget_parts(mount) };
+    IN_TRANSIT.store(0, Ordering::Relaxed);
+    if mount.owner != 0 {
+        // SAFETY: its parts are gone.
+        unsafe { owner::retire(mount.owner) };
+    }
+    true
+}
+
+/// Removes the parts of a mount, whose place its file has taken, and unmaps what lies around them.
+///
+/// # Safety
+/// The program believes that nothing is mapped around the parts.
+unsafe fn forget_parts(mount: &Part) {
+    let mut rest = mount.mount();
     while let Some((place, part)) = of_mount(mount.base).min_by_key(|(_, part)| part.start) {
         let gap = rest.start..part.start;
-        // SAFETY: the program believes that nothing is mapped between the parts.
+        // SAFETY: the caller's promise.
         let _ = (!gap.is_empty()).then(|| unsafe { system::unmap(&gap) });
         rest.start = part.end;
         place.clear();
     }
     // SAFETY: as above, after the last.
     let _ = (!rest.is_empty()).then(|| unsafe { system::unmap(&rest) });
-    IN_TRANSIT.store(0, Ordering::Relaxed);
-    true
 }
 
 #[cfg(test)]
@@ -255,7 +351,6 @@ mod tests {
     use vellum_testing::own_process;
 
     use super::*;
-    use crate::request::Request;
 
     const EXTENT: usize = 16 * PAGE;
 
@@ -277,7 +372,7 @@ mod tests {
         let base = mapping(&of(b'm'), EXTENT, libc::MAP_SHARED);
         let anchor = mapping(&of(b'f'), PAGE, libc::MAP_PRIVATE);
         let (start, end) = (base + PAGE, base + 13 * PAGE);
-        let part = Part { start, end, base, extent: EXTENT, anchor };
+        let part = Part { start, end, base, extent: EXTENT, anchor, owner: 0 };
         assert!(add(&part));
         part
     }

@@ -1,10 +1,4 @@
-//! The rules in the environment that say which files are taken from the daemon.
-
-/// Patterns of paths, with colons between them.
-const FILES: &str = "VELLUM_PRELOAD";
-
-/// Bytes from which on a file is taken at any path.
-const MINIMUM: &str = "VELLUM_PRELOAD_MIN";
+//! The rules in the environment that say which files are taken, and by which way.
 
 /// Which files are taken.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -14,10 +8,12 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// The rules in the environment; without variables no file is taken.
-    pub(crate) fn of_environment() -> Self {
+    /// The rules in two variables of the environment; without them no file is taken. The first has
+    /// patterns of paths, with colons between them, and the second bytes from which on a file is
+    /// taken at any path.
+    pub(crate) fn of_environment(files: &str, minimum: &str) -> Self {
         let variable = |name| std::env::var(name).unwrap_or_default();
-        Self::new(&variable(FILES), &variable(MINIMUM))
+        Self::new(&variable(files), &variable(minimum))
     }
 
     fn new(files: &str, minimum: &str) -> Self {

@@ -1,4 +1,4 @@
-//! Maps memory of a Morsel instead of a file's.
+//! Maps memory of a Morsel, or of a cache of the process' own, instead of a file's.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, readlink};
 use vellum_morsel::{BackendKind, Client, Morsel};
 
+use crate::cached;
 use crate::mounts::{self, Part};
 use crate::request::Request;
 use crate::rules::Rules;
@@ -30,47 +31,78 @@ pub(crate) fn substitute(request: &Request, address: usize) -> Option<usize> {
     }
     // SAFETY: the place of this thread's error number, which the caller expects to be unchanged.
     let errno = unsafe { *libc::__errno_location() };
+    // A thread that is to be cancelled must not unwind from here.
+    let cancelling = system::set_cancelling(system::NOT_CANCELLED);
     let mapped = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the descriptor belongs to the caller, and is open during the call. If no
         // descriptor has this number, the calls on it fail.
         let file = ManuallyDrop::new(unsafe { File::from_raw_fd(request.file) });
-        let morsel = find(&file, request)?;
-        match morsel.backend() {
-            BackendKind::Kernel => mount(&morsel, request),
-            _ => {
-                let instead = Request { file: morsel.as_fd().as_raw_fd(), ..*request };
-                // SAFETY: without MAP_FIXED, which the request does not have, nothing is replaced.
-                unsafe { system::map(address, &instead) }
-            }
+        match way_of(&file, request)? {
+            Way::Cache => cached::map(&file, request),
+            Way::Morsel => map_morsel(&file, request, address),
         }
     }));
+    system::set_cancelling(cancelling);
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
     let _ = INSIDE.try_with(|inside| inside.set(false));
     mapped.ok().flatten()
 }
 
-/// The Morsel to map for a file; `None` if the file itself is to be mapped.
-fn find(file: &File, request: &Request) -> Option<Morsel> {
-    static RULES: OnceLock<Rules> = OnceLock::new();
-    let rules = RULES.get_or_init(Rules::of_environment);
-    if rules.are_none() {
+/// What is mapped instead of a file.
+enum Way {
+    Cache,
+    Morsel,
+}
+
+/// The rules for each way.
+struct Ways {
+    cache: Rules,
+    morsel: Rules,
+}
+
+/// What is mapped instead of a file; `None` if the file itself is to be mapped.
+fn way_of(file: &File, request: &Request) -> Option<Way> {
+    static WAYS: OnceLock<Ways> = OnceLock::new();
+    let ways = WAYS.get_or_init(|| Ways {
+        cache: Rules::of_environment("VELLUM_AQUILA", "VELLUM_AQUILA_MIN"),
+        morsel: Rules::of_environment("VELLUM_PRELOAD", "VELLUM_PRELOAD_MIN"),
+    });
+    if ways.cache.are_none() && ways.morsel.are_none() {
         return None;
     }
     let stat = fstat(file).ok()?;
     let length = u64::try_from(stat.st_size).ok()?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile
         || !request.begins_within(length)
-        || !rules.take(length, || path(file))
     {
         return None;
     }
+    let way = if ways.cache.take(length, || path(file)) {
+        Way::Cache
+    } else if ways.morsel.take(length, || path(file)) {
+        Way::Morsel
+    } else {
+        return None;
+    };
     // The program itself may write to the file, or make a shared mapping writable later.
-    if fcntl_getfl(file).ok()? & OFlags::RWMODE != OFlags::RDONLY {
+    (fcntl_getfl(file).ok()? & OFlags::RWMODE == OFlags::RDONLY).then_some(way)
+}
+
+/// Maps the daemon's Morsel of a file.
+fn map_morsel(file: &File, request: &Request, address: usize) -> Option<usize> {
+    let morsel = Client::usual().load_at_rest(file, |_| {}).ok()?.morsel;
+    if morsel.length() != u64::try_from(fstat(file).ok()?.st_size).ok()? {
         return None;
     }
-    let morsel = Client::usual().load_at_rest(file, |_| {}).ok()?.morsel;
-    (morsel.length() == length).then_some(morsel)
+    match morsel.backend() {
+        BackendKind::Kernel => mount(&morsel, request),
+        _ => {
+            let instead = Request { file: morsel.as_fd().as_raw_fd(), ..*request };
+            // SAFETY: without MAP_FIXED, which the request does not have, nothing is replaced.
+            unsafe { system::map(address, &instead) }
+        }
+    }
 }
 
 /// The file's path, as the kernel knows it.
@@ -94,14 +126,11 @@ fn mount(morsel: &Morsel, request: &Request) -> Option<usize> {
         file: morsel.as_fd().as_raw_fd(),
         offset: 0,
     };
-    // The anchor is needed only for its rights, its kind and its file, not for its contents.
-    let flags = request.flags & !libc::MAP_POPULATE;
-    let page = Request { length: PAGE, flags, offset: 0, ..*request };
     // SAFETY: nothing is replaced.
-    let (base, anchor) = unsafe { (system::map(0, &whole), system::map(0, &page)) };
+    let (base, anchor) = (unsafe { system::map(0, &whole) }, mounts::map_anchor(request, 0));
     if let (Some(base), Some(anchor)) = (base, anchor) {
         let (start, end) = (base + offsets.start, base + offsets.end);
-        if mounts::add(&Part { start, end, base, extent, anchor }) {
+        if mounts::add(&Part { start, end, base, extent, anchor, owner: 0 }) {
             return Some(start);
         }
     }

@@ -1,6 +1,6 @@
 /*
- * Maps a file in many ways by the C library. Prints for each way which memory it was, "morsel" or
- * "file", and exits with 1 if any byte is wrong.
+ * Maps a file in many ways by the C library. Prints for each way which memory it was, "morsel",
+ * "cached" or "file", and exits with 1 if any byte is wrong.
  *
  *     maps FILE      byte n of FILE is n % 251
  */
@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -43,12 +44,14 @@ static const char *line_of(const void *address)
 	return "";
 }
 
-/* Whether an address is mapped from a "morsel" or a "file". */
+/* Whether an address is mapped from a "morsel", from a cache of this process, or from a "file". */
 static const char *kind_of(const void *address)
 {
 	const char *line = line_of(address);
 
-	return strstr(line, "vellum-morsel") || strstr(line, "/vellum/morsels") ? "morsel" : "file";
+	if (strstr(line, "vellum-morsel") || strstr(line, "/vellum/morsels"))
+		return "morsel";
+	return strstr(line, "vellum-aquila") || !strchr(line, '/') ? "cached" : "file";
 }
 
 static int is_mapped(const void *address)
@@ -136,7 +139,8 @@ static void harmless(int file, size_t bytes)
 		fail("mlock");
 	if (mprotect(base, bytes, PROT_READ) || mprotect(base + 4096, 4096, PROT_READ))
 		fail("mprotect to read");
-	if (strcmp(kind_of(base + 4096), kind))
+	/* A cache locks no pages: the file itself takes its place. */
+	if (strcmp(kind_of(base + 4096), strcmp(kind, "cached") ? kind : "file"))
 		fail("it is another mapping now");
 	check(base, 0, bytes);
 	errno = 0;
@@ -301,6 +305,96 @@ static void together(int file, size_t bytes)
 		munmap(all.mapped[at], bytes);
 }
 
+static atomic_int readers_end;
+
+static void *read_all(void *mapped)
+{
+	while (!atomic_load(&readers_end))
+		check(mapped, 0, all.bytes);
+	return NULL;
+}
+
+/* A thread reads a mapping while others of the same file come and go. */
+static void beside_a_reader(int file, size_t bytes)
+{
+	unsigned char *base = whole(file, bytes);
+	pthread_t thread;
+
+	all.bytes = bytes;
+	atomic_store(&readers_end, 0);
+	if (pthread_create(&thread, NULL, read_all, base))
+		fail("a thread");
+	for (int round = 0; round < 100; round++) {
+		unsigned char *other = whole(file, bytes);
+
+		check(other, 0, 4096);
+		munmap(other, bytes);
+	}
+	atomic_store(&readers_end, 1);
+	pthread_join(thread, NULL);
+	munmap(base, bytes);
+}
+
+/* What a thread stores to a page that it has made its own stays, whatever other threads map. */
+static void *store(void *unused)
+{
+	for (int round = 0; round < 100; round++) {
+		unsigned char *base = mmap(NULL, all.bytes, PROT_READ, MAP_PRIVATE, all.file, 0);
+
+		check(base, 0, 4096);
+		if (mprotect(base, 8192, PROT_READ | PROT_WRITE))
+			fail("mprotect by a thread that stores");
+		for (int at = 0; at < 8192; at += 512) {
+			base[at] = 255;
+			sched_yield();
+		}
+		for (int at = 0; at < 8192; at += 512)
+			if (base[at] != 255)
+				fail("a store was lost");
+		munmap(base, all.bytes);
+	}
+	return unused;
+}
+
+static void stores(int file, size_t bytes)
+{
+	pthread_t threads[3];
+
+	all.file = file;
+	all.bytes = bytes;
+	for (int at = 0; at < 3; at++)
+		if (pthread_create(&threads[at], NULL, store, NULL))
+			fail("a thread");
+	for (int at = 0; at < 3; at++)
+		pthread_join(threads[at], NULL);
+}
+
+/* A second mapping of the same memory, which mremap makes of a shared one. */
+static void duplicate(int file, size_t bytes)
+{
+	unsigned char *base = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, 0);
+	unsigned char *other = mremap(base, 0, bytes, MREMAP_MAYMOVE);
+
+	if (base == MAP_FAILED || other == MAP_FAILED)
+		fail("a duplicate");
+	check(other, 0, bytes);
+	munmap(base, bytes);
+	check(other, 0, bytes);
+	munmap(other, bytes);
+}
+
+/* A descriptor that can send signals does so afterwards. */
+static void signals(int file, size_t bytes)
+{
+	if (fcntl(file, F_SETSIG, SIGUSR2) || fcntl(file, F_SETOWN, getpid()))
+		fail("F_SETSIG");
+	munmap(whole(file, bytes), bytes);
+	if (fcntl(file, F_GETSIG) != SIGUSR2 || fcntl(file, F_GETOWN) != getpid())
+		fail("the signal of the descriptor changed");
+	if (fcntl(file, F_SETSIG, 0) || fcntl(file, F_SETOWN, 0))
+		fail("F_SETSIG");
+}
+
 static void errors(int file)
 {
 	errno = 0;
@@ -348,8 +442,12 @@ int main(int count, char **arguments)
 		moved(file, bytes);
 		children(file, bytes);
 		while_forking(file, bytes);
+		beside_a_reader(file, bytes);
 	}
 	together(file, bytes);
+	stores(file, bytes);
+	duplicate(file, bytes);
+	signals(file, bytes);
 	errors(file);
 	return 0;
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use vellum_aquila::{
-    Backend, BackendChoice, Cache, DirtyTracking, Frames, Mapping, Options, PAGE_SIZE,
+    Backend, BackendChoice, Cache, DirtyTracking, Faults, Frames, Mapping, Options, PAGE_SIZE,
 };
 
 /// A folder with a file.
@@ -95,6 +95,11 @@ pub fn cache(pages: usize) -> Cache {
     own_options(pages).build().unwrap()
 }
 
+/// A cache whose own threads handle faults, also those of system calls.
+pub fn monitored(pages: usize) -> Options {
+    own_options(pages).faults(Faults::Monitor)
+}
+
 pub const BOTH_KINDS: [Frames; 2] = [Frames::Anonymous, Frames::MemoryFile];
 
 /// Such a cache with each kind of frames, one after the other.
@@ -118,6 +123,8 @@ pub fn caches(pages: usize) -> Vec<(String, Cache)> {
         ("mapped", own(DirtyTracking::Mapped, Frames::Auto, false)),
         ("direct, anonymous", own(DirtyTracking::Auto, Frames::Anonymous, true)),
         ("direct", own(DirtyTracking::Auto, Frames::MemoryFile, true)),
+        ("monitor, anonymous", monitored(pages).frames(Frames::Anonymous).build()),
+        ("monitor", monitored(pages).frames(Frames::MemoryFile).build()),
         ("kernel", kernel),
     ];
     all.into_iter()

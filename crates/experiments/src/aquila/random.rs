@@ -43,8 +43,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let _cleaner = Cleaner::start(&launcher)?;
     let ways = [
         ("mmap", Way::MapAtRandom),
-        ("Aquila", Way::Aquila { cache, direct: true }),
-        ("Aquila through the page cache", Way::Aquila { cache, direct: false }),
+        ("Aquila", Way::Aquila { cache, direct: true, monitor: false }),
+        ("Aquila, monitored", Way::Aquila { cache, direct: true, monitor: true }),
+        ("Aquila through the page cache", Way::Aquila { cache, direct: false, monitor: false }),
     ];
     let storage = Storage::fast(ways.len() as u64 * bytes, &context.directory);
     let mut outcome = Outcome::default();

@@ -1,5 +1,7 @@
 //! `vellum aquila`: mapped files whose page faults are the program's own.
 
+mod launch;
+
 use clap::Subcommand;
 use serde_json::json;
 use vellum_aquila::Check;
@@ -11,12 +13,15 @@ const HELP: &str = "\
 Examples:
   vellum aquila doctor                 which backends work here?
   vellum aquila doctor --json          the same for programs
+  vellum aquila run --cache 1GiB -- bfs graph.bin
+                                       any program; the files that it maps for reading go through
+                                       a cache of its own
 
 Aquila maps files as mmap does, and a library in the program handles the page faults, the cache and
 the write-back: the crate vellum-aquila. The doctor also tests ring 0 of a guest, where a program
 can handle faults without the kernel, and which no cache uses yet: vellum-aquila-ring0.";
 
-/// Show how page faults can be handled in programs
+/// Run programs with a cache of their own for mapped files, and show which ways work here
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Arguments {
@@ -27,6 +32,7 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Doctor(Doctor),
+    Run(launch::Arguments),
 }
 
 /// Test each backend by mapping a file with it, and ring 0 by running a guest
@@ -40,10 +46,11 @@ struct Doctor {
 /// Runs the command.
 ///
 /// # Errors
-/// When no backend works.
+/// When no backend works, or the program cannot be run.
 pub fn run(arguments: &Arguments) -> Outcome {
     match &arguments.command {
         Command::Doctor(arguments) => doctor(arguments),
+        Command::Run(arguments) => launch::run(arguments),
     }
 }
 

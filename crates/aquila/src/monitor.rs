@@ -1,0 +1,156 @@
+//! Threads of a cache that handle faults, also those of system calls.
+//!
+//! Without them a fault is SIGBUS for the thread that made it (`signal.rs`), and a system call
+//! that is given an address of a page that is not mapped fails. With them the kernel has the thread
+//! wait, whether the program or a system call made the access, and one of these threads hears of
+//! it, handles the fault, and wakes the one that waits. That is slower by two switches between
+//! threads.
+//!
+//! A page that cannot be had is *poisoned*: the access that waits fails as it would in a mapping of
+//! the kernel's, by SIGBUS or with `EFAULT`. The poison is taken away soon, because the page may be
+//! had later: the file may become longer, or the storage work again. An access that has not seen
+//! the poison by then faults once more.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+use crate::generation::{self, Generation};
+use crate::shared::{Outcome, Threads};
+use crate::sys::{self, WaitingFault};
+use crate::{PAGE_SIZE, fault};
+
+/// Threads of a cache at most.
+const MOST_THREADS: usize = 8;
+
+/// How long a poisoned page stays so. A thread that waits for it is woken at once, as a rule.
+const POISON: Duration = Duration::from_millis(20);
+
+/// How long a fault waits that cannot be handled now.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The threads. They end when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Monitor {
+    threads: Vec<JoinHandle<()>>,
+    /// Readable when the threads are to end.
+    end: Arc<OwnedFd>,
+    /// The process that has the threads: a forked child does not.
+    generation: Generation,
+}
+
+impl Monitor {
+    /// Starts the threads of a cache with this userfaultfd.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub(crate) fn start(uffd: &OwnedFd) -> Result<Self> {
+        Self::try_start(uffd).map_err(|errno| Error::of("starting threads of a cache", errno))
+    }
+
+    fn try_start(uffd: &OwnedFd) -> Result<Self, Errno> {
+        let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let mut monitor = Self { threads: Vec::new(), end, generation: generation::begin()? };
+        let count = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+        // The program's handlers do not run on these threads.
+        let _blocked = sys::BlockedSignals::for_changes();
+        for _ in 0..count {
+            let uffd = uffd.try_clone().map_err(|error| errno_of(&error))?;
+            let end = Arc::clone(&monitor.end);
+            let thread = thread::Builder::new().name("vellum-faults".to_owned());
+            let thread = thread.spawn(move || Handler::new(uffd).run(&end));
+            monitor.threads.push(thread.map_err(|error| errno_of(&error))?);
+        }
+        Ok(monitor)
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        let threads = std::mem::take(&mut self.threads);
+        if generation::current() != self.generation {
+            // A child has none of the threads, and would wait for ever.
+            return std::mem::forget(threads);
+        }
+        let _ = rustix::io::write(&*self.end, &[1; 8]);
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Threads for Monitor {}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::NOMEM)
+}
+
+/// One of the threads.
+struct Handler {
+    uffd: OwnedFd,
+    /// Addresses of poisoned pages, and when each ceases to be so.
+    poisoned: VecDeque<(Instant, usize)>,
+}
+
+impl Handler {
+    fn new(uffd: OwnedFd) -> Self {
+        Self { uffd, poisoned: VecDeque::new() }
+    }
+
+    fn run(mut self, end: &OwnedFd) {
+        loop {
+            let next = self.poisoned.front().map(|(when, _)| *when);
+            let left = next.map(|when| when.saturating_duration_since(Instant::now()));
+            // Not before it is over.
+            let timeout = left.map(|left| Timespec {
+                tv_sec: left.as_secs().cast_signed(),
+                tv_nsec: left.subsec_nanos().into(),
+            });
+            let mut both =
+                [PollFd::new(end, PollFlags::IN), PollFd::new(&self.uffd, PollFlags::IN)];
+            let polled = poll(&mut both, timeout.as_ref());
+            if polled.is_ok() && both[0].revents().contains(PollFlags::IN) {
+                return;
+            }
+            // One fault, so that poison ends in time however many come.
+            if let Ok(fault) = sys::next_fault(&self.uffd) {
+                self.handle(fault);
+            }
+            self.end_poison();
+        }
+    }
+
+    /// Handles a fault, and wakes the thread that waits for it.
+    fn handle(&mut self, fault: WaitingFault) {
+        let start = fault.address / PAGE_SIZE * PAGE_SIZE;
+        let handled = fault::at(start, |shared, place, page| {
+            shared.fault_of_another(place, page, fault.is_store)
+        });
+        match handled.unwrap_or(Outcome::NotNow) {
+            Outcome::Handled => {}
+            Outcome::Poisoned => self.poisoned.push_back((Instant::now() + POISON, start)),
+            Outcome::NotNow => thread::sleep(PAUSE),
+        }
+        // As a rule the call that mapped the page has woken it.
+        let _ = sys::wake(&self.uffd, start, PAGE_SIZE);
+    }
+
+    /// Takes the poison away that has been there for long enough.
+    fn end_poison(&mut self) {
+        let now = Instant::now();
+        while let Some((_, start)) = self.poisoned.front().copied().filter(|(when, _)| *when <= now)
+        {
+            self.poisoned.pop_front();
+            let ended = fault::at(start, |shared, place, page| shared.end_poison(place, page));
+            if ended == Some(false) {
+                self.poisoned.push_back((now + POISON, start));
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! `vellum aquila run`: a program with the library preloaded that maps its files through a cache.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use vellum_aquila::{Backend, BackendChoice, Faults, Options};
+
+use crate::error::{Doing as _, Failure, Outcome};
+use crate::size;
+
+const LIBRARY: &str = "libvellum_preload.so";
+
+const HELP: &str = "\
+Examples:
+  vellum aquila run -- bfs graph.bin                     256 MiB for all files that it maps
+  vellum aquila run --cache 4GiB --direct --statistics -- search index/
+  vellum aquila run --files '*.sst' --policy clock -- db_bench --mmap_read=1 ...
+
+What the program maps for reading, through a descriptor that cannot write, goes through a cache of
+the process' own. The cache has so many bytes and no more, its policy says which pages leave, and
+with --direct the kernel keeps no second copy. Other mappings are the kernel's. A child that the
+program forks has its files by the kernel; a program that it executes has a cache of its own.
+
+A file must not be written while the program has it mapped: the cache does not see that. Leave such
+files out by --files. crates/preload/README.md says what else is different from mmap.
+
+The program must be linked dynamically. It needs Linux 6.6 and the right to handle page faults of
+system calls: CAP_SYS_PTRACE (root has it), access to /dev/userfaultfd, or the setting
+vm.unprivileged_userfaultfd = 1.";
+
+/// Run a program; the files that it maps for reading go through a cache of its own
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Arguments {
+    /// Size of the cache
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256MiB")]
+    cache: u64,
+    /// Only files whose whole path matches: '*' is any bytes, '?' is one [default: all]
+    #[arg(long, value_name = "PATTERN")]
+    files: Vec<String>,
+    /// Only files of this size and more, and those that match --files
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    at_least: Option<u64>,
+    /// Which pages leave first
+    #[arg(long, value_parser = ["s3-fifo", "clock", "lru"], default_value = "s3-fifo")]
+    policy: String,
+    /// Read past the kernel's page cache
+    #[arg(long)]
+    direct: bool,
+    /// Say what the cache did when the program has ended
+    #[arg(long)]
+    statistics: bool,
+    /// The library to preload [default: next to this program, or in ../lib/vellum]
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
+    #[arg(allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+/// Runs the command. Does not return if the program ran: this process becomes the program, or ends
+/// as it does.
+///
+/// # Errors
+/// When the program cannot be run, or would have no cache.
+pub fn run(arguments: &Arguments) -> Outcome {
+    check_cache(arguments)?;
+    let library = library(arguments)?;
+    let [name, rest @ ..] = &arguments.program[..] else {
+        return Err(Failure::message("name the program to run"));
+    };
+    let program = find(name)?;
+    check_program(&program)?;
+    let mut command = Command::new(&program);
+    command.arg0(name).args(rest);
+    set_environment(&mut command, arguments, &library)?;
+    if !arguments.statistics {
+        return Err(command.exec()).doing(|| format!("running {}", program.display()));
+    }
+    let figures = memfd_create("vellum-statistics", MemfdFlags::CLOEXEC).map_err(io::Error::from);
+    let mut figures = File::from(figures.doing(|| "making a file in memory".to_owned())?);
+    let path = format!("/proc/{}/fd/{}", std::process::id(), figures.as_raw_fd());
+    command.env("VELLUM_AQUILA_STATISTICS", path);
+    let ended = command.status().doing(|| format!("running {}", program.display()))?;
+    let mut text = String::new();
+    figures.read_to_string(&mut text).doing(|| "reading statistics".to_owned())?;
+    // If standard error is closed, the program's exit code is what is left.
+    let _ = io::stderr().write_all(about(&text).as_bytes());
+    std::process::exit(code_of(ended));
+}
+
+/// Finds out now whether the program will have a cache: there it could not say so.
+fn check_cache(arguments: &Arguments) -> Outcome {
+    let only = BackendChoice::Only(Backend::Userfaultfd);
+    let options = Options::new(arguments.cache).backend(only).faults(Faults::Monitor);
+    match options.build() {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Failure::message(error.to_string())),
+    }
+}
+
+fn library(arguments: &Arguments) -> Outcome<PathBuf> {
+    let own = std::env::current_exe()
+        .and_then(std::fs::canonicalize)
+        .doing(|| "finding this program".to_owned())?;
+    let folder = own.parent().unwrap_or(Path::new("/"));
+    let usual = [folder.join(LIBRARY), folder.join("../lib/vellum").join(LIBRARY)];
+    let candidates = arguments.library.as_slice().iter().chain(&usual);
+    // If it is named, no other will do.
+    let mut candidates = candidates.take(if arguments.library.is_some() { 1 } else { usual.len() });
+    let found = candidates.find(|path| path.is_file()).and_then(|path| path.canonicalize().ok());
+    let found = found.ok_or_else(|| match &arguments.library {
+        Some(library) => Failure::message(format!("{} is no file", library.display())),
+        None => Failure::message(format!(
+            "{LIBRARY} is neither next to {} nor in ../lib/vellum: install it, build it by \
+             'cargo build --release -p vellum-preload', or name it by --library",
+            own.display()
+        )),
+    })?;
+    // The loader separates the names of libraries by them.
+    match found.to_str().is_some_and(|path| !path.contains([':', ' '])) {
+        true => Ok(found),
+        false => Err(Failure::message(format!(
+            "{}: the loader takes no library whose path has a space or a colon",
+            found.display()
+        ))),
+    }
+}
+
+/// The path of a program, which is looked for as a shell does.
+fn find(name: &OsStr) -> Outcome<PathBuf> {
+    if name.as_encoded_bytes().contains(&b'/') {
+        return Ok(PathBuf::from(name));
+    }
+    let folders = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
+    let is_program = |path: &PathBuf| {
+        path.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+    };
+    let found = std::env::split_paths(&folders).map(|folder| folder.join(name)).find(is_program);
+    found.ok_or_else(|| Failure::message(format!("no program {} in PATH", name.display())))
+}
+
+/// Refuses what would ignore the library without a word.
+fn check_program(path: &Path) -> Outcome {
+    let file = File::open(path).doing(|| format!("opening {}", path.display()))?;
+    if file.metadata().is_ok_and(|data| data.permissions().mode() & 0o6000 != 0) {
+        return Err(Failure::message(format!(
+            "{} runs with another user's rights: the loader preloads no library for that",
+            path.display()
+        )));
+    }
+    if is_static(&file).unwrap_or(false) {
+        return Err(Failure::message(format!(
+            "{} is linked statically: it loads no library, so its calls cannot be answered",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Whether a file is a program that asks for no loader. Scripts are not.
+fn is_static(file: &File) -> io::Result<bool> {
+    const LOADER: u32 = 3;
+    let mut header = [0; 64];
+    file.take(64).read_exact(&mut header)?;
+    if !header.starts_with(b"\x7fELF\x02\x01") {
+        return Ok(false);
+    }
+    let short = |at: usize| u64::from(u16::from_le_bytes([header[at], header[at + 1]]));
+    let start = u64::from_le_bytes(std::array::from_fn(|byte| header[32 + byte]));
+    let (bytes, count) = (short(54), short(56));
+    for entry in 0..count {
+        let mut kind = [0; 4];
+        file.read_exact_at(&mut kind, start.saturating_add(entry * bytes))?;
+        if u32::from_le_bytes(kind) == LOADER {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn set_environment(command: &mut Command, arguments: &Arguments, library: &Path) -> Outcome {
+    if let Some(pattern) = arguments.files.iter().find(|pattern| pattern.contains(':')) {
+        return Err(Failure::message(format!(
+            "the pattern '{pattern}' has a colon: write '?' in its place"
+        )));
+    }
+    let mut libraries = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        libraries.push(":");
+        libraries.push(others);
+    }
+    let at_least = match (arguments.at_least, &arguments.files[..]) {
+        (Some(bytes), _) => Some(bytes),
+        (None, []) => Some(1),
+        (None, _) => None,
+    };
+    command.env("LD_PRELOAD", libraries);
+    command.env("VELLUM_AQUILA", arguments.files.join(":"));
+    command.env("VELLUM_AQUILA_MIN", at_least.map(|bytes| bytes.to_string()).unwrap_or_default());
+    command.env("VELLUM_AQUILA_CACHE", arguments.cache.to_string());
+    command.env("VELLUM_AQUILA_POLICY", &arguments.policy);
+    command.env("VELLUM_AQUILA_DIRECT", if arguments.direct { "1" } else { "0" });
+    command.env_remove("VELLUM_AQUILA_STATISTICS");
+    Ok(())
+}
+
+/// What the processes say that have left figures: a line for each.
+fn about(text: &str) -> String {
+    if text.is_empty() {
+        return "vellum: no process left statistics: none mapped a file through a cache, or it was \
+                killed\n"
+            .to_owned();
+    }
+    text.lines().map(|line| format!("vellum: {line}\n")).collect()
+}
+
+/// The exit code that a shell would show.
+fn code_of(ended: ExitStatus) -> i32 {
+    ended.code().or(ended.signal().map(|signal| 128 + signal)).unwrap_or(1)
+}
