@@ -523,7 +523,10 @@ class Waiting(InStore):
             counter = threading.Thread(target=count)
             counter.start()
             during = 0
-            for _ in range(20):
+            # A busy machine may keep the counter waiting for whole commits.
+            for commits in range(400):
+                if commits >= 20 and during > 4:
+                    break
                 transaction = store.begin()
                 for number in range(8):
                     transaction[tree].put(b"%d" % number, bytes(POOL))
@@ -542,11 +545,11 @@ class Waiting(InStore):
         self.addCleanup(signal.signal, signal.SIGALRM, before)
         # No step of these iterators runs Python code.
         entries = itertools.chain(*[self.tree.range() for _ in range(10_000)])
-        begin = time.monotonic()
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with self.assertRaises(KeyboardInterrupt):
+            # The signal may come before the next call begins.
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
             collections.deque(entries, maxlen=0)
-        self.assertLess(time.monotonic() - begin, 5)
+        self.assertIsNotNone(next(entries, None), "it has ended by itself")
 
     def test_the_child_of_a_fork_leaves_its_parents_transaction_alone(self):
         self.tree.put(b"a", b"1")

@@ -10,7 +10,7 @@ use std::{ptr, slice};
 use anyhow::{Context as _, Result, ensure};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use serde::{Deserialize, Serialize};
-use vellum_aquila::{Backend, BackendChoice, Options};
+use vellum_aquila::{Backend, BackendChoice, Faults, Options};
 use vellum_morsel::{Access, Client, Mapping};
 
 use crate::machine::kib;
@@ -37,6 +37,8 @@ pub enum Way {
         cache: u64,
         /// Whether the cache reads past the kernel's page cache.
         direct: bool,
+        /// Whether its own threads handle the faults.
+        monitor: bool,
     },
 }
 
@@ -76,9 +78,11 @@ impl Held {
             Way::Read => Held::File(FileMapping::copy_of(&file)?),
             Way::Map => Held::File(FileMapping::new(&file)?),
             Way::MapAtRandom => Held::File(FileMapping::at_random(&file)?),
-            Way::Aquila { cache, direct } => {
+            Way::Aquila { cache, direct, monitor } => {
                 let only = BackendChoice::Only(Backend::Userfaultfd);
-                let cache = Options::new(*cache).backend(only).direct_io(*direct).build()?;
+                let faults = if *monitor { Faults::Monitor } else { Faults::Signal };
+                let options = Options::new(*cache).backend(only).faults(faults);
+                let cache = options.direct_io(*direct).build()?;
                 let mapping = cache.map(&file, .., vellum_aquila::Access::Read)?;
                 mapping.advise(vellum_aquila::Advice::Random)?;
                 Held::Aquila(mapping)
@@ -246,7 +250,8 @@ mod tests {
         }
         let plan = Plan { threads: 2, seconds: 0.05, seed: 1 };
         let cache = 1 << 20;
-        let aquila = [false, true].map(|direct| Way::Aquila { cache, direct });
+        let kinds = [(false, false), (true, false), (true, true)];
+        let aquila = kinds.map(|(direct, monitor)| Way::Aquila { cache, direct, monitor });
         for way in [Way::MapAtRandom].iter().chain(&aquila) {
             let held = match Held::get(way, &path) {
                 Ok(held) => held,
@@ -256,7 +261,7 @@ mod tests {
                 }
             };
             assert_eq!(held.sum().unwrap(), expected, "{way:?}");
-            assert!(held.access(&plan).unwrap().operations > 100, "{way:?}");
+            plan.until_more_than(100, |plan| held.access(plan).unwrap());
         }
         let nobody = Way::Daemon(directory.path().join("socket"));
         assert!(Held::get(&nobody, &path).is_err());

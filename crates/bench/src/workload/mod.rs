@@ -55,6 +55,27 @@ pub struct Plan {
     pub seed: u64,
 }
 
+#[cfg(test)]
+impl Plan {
+    /// Carries it out, and then for ever longer times, until there were more operations than so
+    /// many: a busy machine, or disk, may need more time.
+    ///
+    /// # Panics
+    /// If there never are.
+    pub(crate) fn until_more_than(
+        &self,
+        operations: u64,
+        run: impl Fn(&Plan) -> Measured,
+    ) -> Measured {
+        let plans = (0..4).map(|times| Plan {
+            seconds: self.seconds * f64::from(4_u32.pow(times)),
+            ..self.clone()
+        });
+        let mut all = plans.map(|plan| run(&plan));
+        all.find(|measured| measured.operations > operations).expect("too few operations")
+    }
+}
+
 /// The result of a run of a workload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
