@@ -786,7 +786,8 @@ impl Shared {
 /// it would ask for aligned memory), and the program's own `fsync` takes no error of write-back
 /// away from the cache. A process that may not open the file gets a duplicate.
 fn copies_of(file: &File, flags: OFlags, direct_io: bool) -> Result<Copies, Errno> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    // A thread may have descriptors of its own.
+    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let mode = (flags & OFlags::RWMODE) | OFlags::CLOEXEC;
     let open = |flags| rustix::fs::open(&path, flags, Mode::empty());
     let buffered = match open(mode) {

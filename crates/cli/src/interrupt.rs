@@ -62,7 +62,7 @@ fn install() -> io::Result<()> {
 }
 
 /// The signals that this process ignores, one bit for each.
-fn ignored_signals() -> u64 {
+pub fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

@@ -5,9 +5,11 @@
 mod support;
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use support::{ok, text};
 
@@ -83,6 +85,27 @@ fn a_program_runs_with_a_cache_and_ends_as_it_does_alone() {
     let (output, said) = run(&["--statistics", "--", "sh", "-c", "kill -9 $$"]).unwrap();
     assert_eq!(output.status.code(), Some(128 + 9));
     assert!(said.contains("no process left statistics"), "{said}");
+}
+
+#[test]
+fn signals_reach_the_program() {
+    let Some((_, _)) = run(&["--", "true"]) else { return };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+    command.args(["aquila", "run", "--statistics", "--library"]).arg(library().unwrap());
+    let script = "trap 'echo usr1' USR1; trap 'exit 7' TERM; echo begun; \
+                  while :; do sleep 0.01; done";
+    command.args(["--", "sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut says = |what: &str| assert_eq!(lines.next().unwrap().unwrap(), what);
+    let send = |signal| kill_process(Pid::from_child(&child), signal).unwrap();
+    says("begun");
+    // One of a terminal would have reached the program without this process.
+    send(Signal::INT);
+    send(Signal::USR1);
+    says("usr1");
+    send(Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(7));
 }
 
 #[test]

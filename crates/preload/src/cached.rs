@@ -4,20 +4,22 @@
 //! system calls, so the program's own signals are as they were.
 #![allow(unsafe_code)]
 
-use std::ffi::OsString;
+use std::ffi::{OsString, c_int};
 use std::fs::File;
 use std::io::Write as _;
+use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use vellum_aquila::{
     Access, Backend, BackendChoice, Cache, Faults, Options, PolicyChoice, Statistics,
 };
 
-use crate::mounts::{self, Part};
-use crate::owner;
+use crate::lease::{Lease, Watcher};
+use crate::list::{List, Node};
 use crate::request::Request;
 use crate::system::{self, PAGE};
+use crate::{keeper, mounts, owner};
 
 /// Bytes of the cache if the environment does not say them.
 const USUAL: u64 = 256 << 20;
@@ -30,67 +32,125 @@ struct Own {
     statistics: Option<OsString>,
 }
 
-/// The process whose thread makes the cache, or has made it; 0 before.
+/// The process whose thread starts the keeper, or has started it; 0 before.
 static MAKER: AtomicU32 = AtomicU32::new(0);
 
 /// `Some(None)` if there can be no cache.
 static OWN: OnceLock<Option<Own>> = OnceLock::new();
 
-/// This process' cache. A child of the process that has made it has none.
-fn own() -> Option<&'static Own> {
+/// What threads ask the keeper for.
+static WISHES: List<Wish> = List::new();
+
+/// A part of a file that a thread, which waits, wants to be mapped through the cache.
+struct Wish {
+    request: Request,
+    /// The thread that has the request's descriptor.
+    thread: c_int,
+    /// The owner of the mapping; 0 if the cache cannot map it.
+    owner: AtomicUsize,
+    /// Whether the keeper has answered: 0 or 1.
+    is_answered: AtomicU32,
+}
+
+/// Whether this process has a cache, which is made if no thread has tried. A child of the process
+/// that has made it has none.
+fn has_cache() -> bool {
     let process = system::process();
     let (order, failed) = (Ordering::Relaxed, Ordering::Relaxed);
     match MAKER.compare_exchange(0, process, order, failed) {
-        Ok(_) => drop(OWN.set(make())),
-        Err(maker) if maker != process => return None,
-        Err(_) => {
-            while OWN.get().is_none() {
-                system::give_way();
-            }
-        }
+        Ok(_) => keeper::start(|can_be| {
+            let made = can_be.then(make).flatten();
+            let watcher = made.as_ref().and_then(|_| Watcher::start(mounts::give_up_broken));
+            let is_set = OWN.set(made.filter(|_| watcher.is_some())).is_ok();
+            watcher.filter(|_| is_set).map(|watcher| move || work(watcher))
+        }),
+        Err(maker) if maker != process => return false,
+        Err(_) => {}
     }
-    OWN.get()?.as_ref()
+    while OWN.get().is_none() {
+        system::give_way();
+    }
+    OWN.get().is_some_and(Option::is_some)
 }
 
 /// Maps a part of a file through the cache. `None` if there can be no cache, or if it cannot map
 /// the file.
-pub(crate) fn map(file: &File, request: &Request) -> Option<usize> {
-    // A handler of a signal may unmap memory, for which it needs what this thread has now.
+pub(crate) fn map(request: &Request) -> Option<usize> {
+    // A handler of a signal may unmap memory, and wait for what this thread has meanwhile.
     let signals = system::block_signals();
-    let mapped = match system::is_open_for_writing(file) {
-        true => None,
-        false => own().and_then(|own| own.map(file, request)),
-    };
+    let mapped =
+        if has_cache() { ask(request).and_then(|owner| add(owner, request)) } else { None };
     system::set_signals(signals);
     mapped
 }
 
+/// The owner of a new mapping.
+fn ask(request: &Request) -> Option<usize> {
+    let (owner, is_answered) = (AtomicUsize::new(0), AtomicU32::new(0));
+    let wish = Wish { request: *request, thread: system::thread(), owner, is_answered };
+    let mut node = Node::new(wish);
+    let wish = &raw mut node;
+    // SAFETY: it lives until the keeper has answered, which does not use it afterwards.
+    let wish = unsafe {
+        WISHES.add(wish);
+        &(*wish).value
+    };
+    keeper::ring();
+    while wish.is_answered.load(Ordering::Acquire) == 0 {
+        system::wait_for_change(&wish.is_answered, 0);
+    }
+    Some(wish.owner.load(Ordering::Relaxed)).filter(|owner| *owner != 0)
+}
+
+/// Adds an owner to the table of mounts, or retires it.
+fn add(owner: usize, request: &Request) -> Option<usize> {
+    // SAFETY: it is not retired.
+    let base = unsafe { owner::address(owner) };
+    let mount = base..base + request.length.next_multiple_of(PAGE);
+    if mounts::add(mount.clone(), &mount, owner, request) {
+        return Some(base);
+    }
+    // SAFETY: the mapping is of this call, and no table has the owner.
+    unsafe {
+        owner::detach(owner);
+        system::unmap(&mount);
+        owner::retire(owner);
+    }
+    None
+}
+
+/// What the keeper does when it was rung.
+fn work(watcher: Watcher) {
+    owner::end_retired();
+    let Some(Some(own)) = OWN.get() else { return };
+    for wish in WISHES.take() {
+        // SAFETY: the thread that has it waits until it is answered.
+        let wish = unsafe { &(*wish).value };
+        let owner = own.map(wish, watcher).unwrap_or(0);
+        wish.owner.store(owner, Ordering::Relaxed);
+        let is_answered = ptr::from_ref(&wish.is_answered);
+        wish.is_answered.store(1, Ordering::Release);
+        system::wake(is_answered);
+    }
+}
+
 impl Own {
-    fn map(&self, file: &File, request: &Request) -> Option<usize> {
+    fn map(&self, wish: &Wish, watcher: Watcher) -> Option<usize> {
+        let request = &wish.request;
+        let path = format!("/proc/self/task/{}/fd/{}", wish.thread, request.file);
+        let file = File::open(path).ok()?;
         let start = request.offset.cast_unsigned();
         let end = start.checked_add(request.length as u64)?;
-        let mapping = self.cache.map(file, start..end, Access::Read).ok()?;
+        let mapping = self.cache.map(&file, start..end, Access::Read).ok()?;
+        let lease = watcher.take(&file);
+        if lease == Lease::Written {
+            return None;
+        }
         if request.flags & libc::MAP_POPULATE != 0 {
             // As the kernel does, without an error.
             let _ = mapping.prefetch(..);
         }
-        let anchor = mounts::map_anchor(request, request.offset)?;
-        let base = mapping.as_ptr().addr();
-        let extent = request.length.next_multiple_of(PAGE);
-        let owner = owner::number_of(mapping);
-        let part = Part { start: base, end: base + extent, base, extent, anchor, owner };
-        if mounts::add(&part) {
-            return Some(base);
-        }
-        // SAFETY: the anchor and the mapping are of this call, and no table has the owner.
-        unsafe {
-            owner::detach(owner);
-            system::unmap(&(anchor..anchor + PAGE));
-            system::unmap(&(base..base + extent));
-            owner::retire(owner);
-        }
-        owner::end_retired();
-        None
+        Some(owner::number_of(mapping, (file, lease)))
     }
 }
 

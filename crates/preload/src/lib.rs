@@ -7,8 +7,12 @@
 //! call either does exactly what it would have done, or maps the same bytes; in doubt, and after
 //! any failure, it does the former.
 
+mod anchor;
 mod cached;
 mod calls;
+mod keeper;
+mod lease;
+mod list;
 mod lock;
 mod mounts;
 mod owner;

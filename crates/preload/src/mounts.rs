@@ -3,26 +3,27 @@
 //!
 //! A mount is mapped and unmapped as a whole only. So the table records which part of
 //! each mount the program believes to have. When the program unmaps a part, the library removes it
-//! from the table, and unmaps the mount with the last part. Each mount has an *anchor*, a mapping
-//! of the file's first page with the program's own arguments. A mount does not support every call
-//! (other rights, parts replaced or moved). Before such a call one system call makes the anchor a
-//! mapping of the file in the mount's place.
+//! from the table, and unmaps the mount with the last part. Each mount has an *anchor*
+//! (`anchor.rs`), a page of the file. A mount does not support every call (other rights, parts
+//! replaced or moved). Before such a call one system call makes the anchor a mapping of the file in
+//! the mount's place.
 //!
 //! A child that is forked has no memory of a cache. The anchors take its place before the child's
 //! `fork` returns.
 //!
 //! Invariants: entries change under the lock. A thread may read them without it to ask about its
 //! own memory: an entry for that memory existed before the thread had the memory, or there is none.
+//! `end` is 0 while other words change, so no reader sees words of two entries.
 //! An entry is removed before its memory is unmapped: a child that is forked in between has a mount
 //! that its table lacks, which does no harm; its table never has a part that is not mapped.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use crate::request::Request;
-use crate::system::{self, Answer, PAGE};
-use crate::{lock, owner};
+use crate::system::{self, Answer};
+use crate::{anchor, lock, owner};
 
 /// The most parts; further mappings are made from the file.
 const PARTS: usize = 512;
@@ -57,8 +58,12 @@ static TABLE: [Place; PARTS] = [const { Place::free() }; PARTS];
 /// How many places were ever taken: later ones are free.
 static EVER: AtomicUsize = AtomicUsize::new(0);
 
-/// The mount that a file is replacing, or 0.
+/// The mount that a file is replacing, or 0. Addresses of mounts are even: [`MOVED`] is added once
+/// the anchor has moved there.
 static IN_TRANSIT: AtomicUsize = AtomicUsize::new(0);
+
+/// The file has taken the mount's place, and only the table does not show it.
+const MOVED: usize = 1;
 
 impl Place {
     const fn free() -> Self {
@@ -74,14 +79,21 @@ impl Place {
 
     fn part(&self) -> Option<Part> {
         let get = |word: &AtomicUsize| word.load(Ordering::Relaxed);
-        // The store to `end` publishes the other words.
-        let end = self.end.load(Ordering::Acquire);
-        let (start, base) = (get(&self.start), get(&self.base));
-        let (extent, anchor, owner) = (get(&self.extent), get(&self.anchor), get(&self.owner));
-        (end != 0).then_some(Part { start, end, base, extent, anchor, owner })
+        loop {
+            // The store to `end` publishes the other words.
+            let end = self.end.load(Ordering::Acquire);
+            let (start, base) = (get(&self.start), get(&self.base));
+            let (extent, anchor, owner) = (get(&self.extent), get(&self.anchor), get(&self.owner));
+            fence(Ordering::Acquire);
+            if get(&self.end) == end {
+                return (end != 0).then_some(Part { start, end, base, extent, anchor, owner });
+            }
+        }
     }
 
     fn set(&self, part: &Part) {
+        self.end.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
         self.start.store(part.start, Ordering::Relaxed);
         self.base.store(part.base, Ordering::Relaxed);
         self.extent.store(part.extent, Ordering::Relaxed);
@@ -155,26 +167,29 @@ pub(crate) fn with_owner(range: &Range<usize>, work: impl FnOnce(usize)) {
     });
 }
 
-/// Maps the anchor of a mount that begins at an offset of the file that a request is for.
-pub(crate) fn map_anchor(request: &Request, offset: i64) -> Option<usize> {
-    // It is needed only for its rights, its kind and its file, not for its contents.
-    let flags = request.flags & !libc::MAP_POPULATE;
-    let page = Request { length: PAGE, flags, offset, ..*request };
-    // SAFETY: without MAP_FIXED, which the request does not have, nothing is replaced.
-    unsafe { system::map(0, &page) }
+/// Adds a new mount to the table, with the part of it that the program is to have, its owner, and
+/// the request that the file itself could answer in the mount's place. Returns false if that cannot
+/// be: the table is full, or the kernel refuses.
+pub(crate) fn add(
+    part: Range<usize>,
+    mount: &Range<usize>,
+    owner: usize,
+    request: &Request,
+) -> bool {
+    let (Range { start, end }, base, extent) = (part, mount.start, mount.end - mount.start);
+    locked(|| {
+        let Some(anchor) = anchor::map(request) else { return false };
+        let is_put = put(&Part { start, end, base, extent, anchor, owner });
+        if !is_put {
+            // SAFETY: no table has it.
+            unsafe { anchor::unmap(anchor) };
+        }
+        is_put
+    })
 }
 
-/// Adds a new mount to the table; false if the table is full.
-pub(crate) fn add(part: &Part) -> bool {
-    locked(|| put(part))
-}
-
-/// Works with the lock held. Owners that have lost their mounts end afterwards, because that frees
-/// memory, which a thread that waits for the lock may keep this one from.
 fn locked<T>(work: impl FnOnce() -> T) -> T {
-    let result = lock::locked(forget_transit, work);
-    owner::end_retired();
-    result
+    lock::locked(forget_transit, work)
 }
 
 /// In a child that was just forked: puts files in the place of what the child does not have.
@@ -182,28 +197,42 @@ pub(crate) fn give_up_in_child() {
     let owned = || parts().map(|(_, part)| part).find(|part| part.owner != 0);
     lock::locked(forget_transit, || {
         while let Some(mount) = owned() {
-            // What another handler of the fork has mapped there is not the library's to replace.
-            // SAFETY: nothing is replaced.
-            let is_free = unsafe { system::reserve(&mount.mount()) };
-            // SAFETY: mount and anchor are of the table, and the child knows no other memory there.
-            if !is_free || !unsafe { system::stretch(mount.anchor, &mount.mount()) } {
-                system::end("vellum: a forked child cannot have a file that its parent has mapped");
-            }
+            // SAFETY: mount and anchor are of the table, and nothing is in transit.
+            unsafe { give_file(&mount) };
             // SAFETY: the file has just taken its place.
             unsafe { forget_parts(&mount) };
         }
     });
 }
 
+/// In a child: puts a file in the place of a mount that the child does not have, or ends the child.
+///
+/// # Safety
+/// The mount must be one of the table, and the anchor its own.
+unsafe fn give_file(mount: &Part) {
+    // What another handler of the fork has mapped there is not the library's to replace.
+    // SAFETY: nothing is replaced.
+    let is_free = unsafe { system::reserve(&mount.mount()) };
+    // SAFETY: the caller's promise, and the child knows no other memory there.
+    if !is_free || !unsafe { system::stretch(mount.anchor, &mount.mount()) } {
+        system::end("vellum: a forked child cannot have a file that its parent has mapped");
+    }
+    anchor::reserve_again(mount.anchor);
+}
+
 /// In a child whose parent was replacing a mount: the child keeps the mount or the file, whichever
-/// it has.
+/// it has. Of a mount of a cache, it gets the file.
 fn forget_transit() {
-    let base = IN_TRANSIT.swap(0, Ordering::Relaxed);
-    if let Some((_, mount)) = of_mount(base).find(|(_, part)| part.owner != 0) {
-        // It has the file, or nothing of a cache. In the first case the anchor is gone, and the
-        // call fails.
-        // SAFETY: the mount is of the table, and the anchor is its own.
-        unsafe { system::stretch(mount.anchor, &mount.mount()) };
+    let in_transit = IN_TRANSIT.swap(0, Ordering::Relaxed);
+    let base = in_transit & !MOVED;
+    let owned = of_mount(base).map(|(_, part)| part).find(|part| part.owner != 0);
+    // The parent may have been between the call that moves the anchor and the note of that. Then
+    // nothing is at the anchor's address, or another mapping that took it at once. The latter has
+    // the child end, because the file is where the mount was.
+    let is_moved = |mount: &Part| anchor::reserve_again(mount.anchor);
+    if let Some(mount) = owned.filter(|mount| in_transit & MOVED == 0 && !is_moved(mount)) {
+        // SAFETY: the mount is of the table, and the anchor has not moved.
+        unsafe { give_file(&mount) };
     }
     of_mount(base).for_each(|(place, _)| place.clear());
 }
@@ -270,8 +299,8 @@ unsafe fn take_off(mount: &Part, range: &Range<usize>) -> Answer {
         // SAFETY: it is not retired, and the lock is held.
         unsafe { owner::detach(mount.owner) };
     }
-    // SAFETY: the program does not know the anchor.
-    unsafe { system::unmap(&(mount.anchor..mount.anchor + PAGE)) };
+    // SAFETY: it is the mount's.
+    unsafe { anchor::unmap(mount.anchor) };
     // SAFETY: the program has unmapped all of its mount.
     let answer = unsafe { system::unmap(&mount.mount()) };
     if mount.owner != 0 {
@@ -288,6 +317,21 @@ pub(crate) fn give_up(range: &Range<usize>) -> bool {
     locked(|| {
         while let Some(mount) = first(range) {
             // SAFETY: mount and anchor are of the table, and the file has the bytes of the mount.
+            if !unsafe { replace(&mount) } {
+                return false;
+            }
+        }
+        true
+    })
+}
+
+/// Replaces the mounts of the files whose leases are to end. Returns false if that is not possible.
+pub(crate) fn give_up_broken() -> bool {
+    locked(|| {
+        // SAFETY: the table has the owner.
+        let is_broken = |part: &Part| part.owner != 0 && unsafe { owner::is_broken(part.owner) };
+        while let Some((_, mount)) = parts().find(|(_, part)| is_broken(part)) {
+            // SAFETY: mount and anchor are of the table.
             if !unsafe { replace(&mount) } {
                 return false;
             }
@@ -315,6 +359,9 @@ unsafe fn replace(mount: &Part) -> bool {
         }
         return false;
     }
+    // From now on another mapping may be at the anchor's address.
+    IN_TRANSIT.store(mount.base | MOVED, Ordering::Relaxed);
+    anchor::reserve_again(mount.anchor);
     // SAFETY: the file has just taken its place.
     unsafe { forget_parts(mount) };
     IN_TRANSIT.store(0, Ordering::Relaxed);
@@ -347,34 +394,37 @@ mod tests {
     use std::fs::File;
     use std::io::Write;
     use std::os::fd::AsRawFd;
+    use std::sync::Once;
 
     use vellum_testing::own_process;
 
     use super::*;
+    use crate::system::PAGE;
 
     const EXTENT: usize = 16 * PAGE;
 
-    fn mapping(file: &File, length: usize, flags: i32) -> usize {
-        let file = file.as_raw_fd();
-        let request = Request { length, rights: libc::PROT_READ, flags, file, offset: 0 };
-        // SAFETY: replaces nothing.
-        unsafe { system::map(0, &request) }.unwrap()
+    fn request(file: &File, flags: i32) -> Request {
+        let (rights, file) = (libc::PROT_READ, file.as_raw_fd());
+        Request { length: EXTENT, rights, flags, file, offset: 0 }
     }
 
     /// A stand-in for a mount, with pages of 'm', and a file with pages of 'f' that can replace it;
     /// the program has all but the first page and the last three of both.
     fn mount() -> Part {
+        static RESERVE: Once = Once::new();
+        RESERVE.call_once(anchor::reserve_places);
         let of = |letter: u8| {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(&[letter; EXTENT]).unwrap();
             file
         };
-        let base = mapping(&of(b'm'), EXTENT, libc::MAP_SHARED);
-        let anchor = mapping(&of(b'f'), PAGE, libc::MAP_PRIVATE);
-        let (start, end) = (base + PAGE, base + 13 * PAGE);
-        let part = Part { start, end, base, extent: EXTENT, anchor, owner: 0 };
-        assert!(add(&part));
-        part
+        // SAFETY: replaces nothing.
+        let base = unsafe { system::map(0, &request(&of(b'm'), libc::MAP_SHARED)) }.unwrap();
+        let part = base + PAGE..base + 13 * PAGE;
+        let file = of(b'f');
+        let instead = request(&file, libc::MAP_PRIVATE);
+        assert!(add(part, &(base..base + EXTENT), 0, &instead));
+        of_mount(base).next().unwrap().1
     }
 
     /// The pages at a mount's addresses: `m`, `f`, or `-` if none is mapped. No other thread maps
@@ -433,8 +483,8 @@ mod tests {
         assert_eq!(pages(&mount), "m".repeat(16));
         off(&mount, 7..12);
         assert_eq!((pages(&mount), parts_of(&mount).len()), ("-".repeat(16), 0));
-        assert_eq!(&pages(&Part { base: mount.anchor, extent: PAGE, ..mount }), "-");
         assert!(!touch(&mount.mount()));
+        assert_eq!(self::mount().anchor, mount.anchor);
     }
 
     #[test]
@@ -481,6 +531,87 @@ mod tests {
         forget_transit();
         assert_eq!((parts_of(&mount).len(), parts_of(&other).len()), (0, 1));
         assert_eq!(pages(&mount), "m".repeat(16));
+    }
+
+    /// A mount of a cache, as a child has it.
+    fn absent_mount() -> Part {
+        let mount = mount();
+        let (place, part) = of_mount(mount.base).next().unwrap();
+        let part = Part { owner: 8, ..part };
+        place.set(&part);
+        // SAFETY: only the table knows of it.
+        assert_eq!(unsafe { system::unmap(&mount.mount()) }, 0);
+        part
+    }
+
+    #[test]
+    fn a_child_gets_the_file_wherever_its_parent_was_in_a_replacement() {
+        if !own_process::entered(
+            "mounts::tests::a_child_gets_the_file_wherever_its_parent_was_in_a_replacement",
+        ) {
+            return;
+        }
+        let replaced = || {
+            let mount = absent_mount();
+            // SAFETY: mount and anchor are of the table.
+            assert!(unsafe { system::stretch(mount.anchor, &mount.mount()) });
+            mount
+        };
+        let all = |letter: &str| letter.repeat(16);
+        let not_begun = absent_mount();
+        IN_TRANSIT.store(not_begun.base, Ordering::Relaxed);
+        forget_transit();
+        assert_eq!((pages(&not_begun), parts_of(&not_begun).len()), (all("f"), 0));
+        let not_noted = replaced();
+        IN_TRANSIT.store(not_noted.base, Ordering::Relaxed);
+        forget_transit();
+        assert_eq!((pages(&not_noted), parts_of(&not_noted).len()), (all("f"), 0));
+        // Another's memory is where the anchor was.
+        let noted = replaced();
+        let place = noted.anchor..noted.anchor + PAGE;
+        // SAFETY: nothing is replaced.
+        assert!(unsafe { system::reserve(&place) });
+        IN_TRANSIT.store(noted.base | MOVED, Ordering::Relaxed);
+        forget_transit();
+        assert_eq!((pages(&noted), parts_of(&noted).len()), (all("f"), 0));
+        // SAFETY: it is this test's.
+        assert!(unsafe { system::unmap(&place) == 0 && system::reserve(&place) });
+        // Nothing was in transit.
+        let mount = absent_mount();
+        // SAFETY: mount and anchor are of the table.
+        unsafe {
+            give_file(&mount);
+            forget_parts(&mount);
+        }
+        assert_eq!(pages(&mount), "-ffffffffffff---");
+    }
+
+    #[test]
+    fn a_child_ends_rather_than_move_memory_that_may_be_another_s() {
+        if !own_process::entered(
+            "mounts::tests::a_child_ends_rather_than_move_memory_that_may_be_another_s",
+        ) {
+            return;
+        }
+        let mount = absent_mount();
+        // SAFETY: mount and anchor are of the table, and nothing else is there.
+        unsafe {
+            assert!(system::stretch(mount.anchor, &mount.mount()));
+            assert!(system::reserve(&(mount.anchor..mount.anchor + PAGE)));
+        }
+        IN_TRANSIT.store(mount.base, Ordering::Relaxed);
+        // SAFETY: the child calls what is under test, and ends.
+        let status = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                forget_transit();
+                libc::_exit(0);
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            status
+        };
+        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT, "{status}");
     }
 
     #[test]

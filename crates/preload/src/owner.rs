@@ -2,35 +2,55 @@
 //!
 //! An owner ends in two steps. With its lock held, the table has the cache let go of the addresses,
 //! unmaps them or puts the file there, and retires the owner. For that it waits for threads of the
-//! cache at most, which never take the lock. Then a thread ends the owner, which frees memory.
+//! cache at most, which never take the lock. Then the keeper ends the owner.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::fs::File;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use vellum_aquila::{Advice, Mapping};
 
-use crate::system;
+use crate::keeper;
+use crate::lease::{self, Lease};
+use crate::list::{List, Node};
 
-/// A mapping of the cache.
+/// A mapping of the cache. What it has ends in this order.
 struct Owner {
     mapping: Mapping,
-    /// The one that was retired before it.
-    next: AtomicPtr<Owner>,
+    /// The keeper's descriptor of the file, and its lease.
+    file: File,
+    lease: Lease,
 }
 
-/// The last that was retired.
-static RETIRED: AtomicPtr<Owner> = AtomicPtr::new(ptr::null_mut());
+/// Those that no table has any more.
+static RETIRED: List<Owner> = List::new();
 
-/// Gives a number to a mapping, which lives until it is retired.
-pub(crate) fn number_of(mapping: Mapping) -> usize {
-    let next = AtomicPtr::new(ptr::null_mut());
-    Box::into_raw(Box::new(Owner { mapping, next })).expose_provenance()
+/// Gives a number to a mapping of a file with a lease, which lives until it is retired.
+pub(crate) fn number_of(mapping: Mapping, (file, lease): (File, Lease)) -> usize {
+    Box::into_raw(Box::new(Node::new(Owner { mapping, file, lease }))).expose_provenance()
 }
 
-fn pointer(number: usize) -> *mut Owner {
+fn pointer(number: usize) -> *mut Node<Owner> {
     ptr::with_exposed_provenance_mut(number)
+}
+
+/// An owner, as long as no table loses it.
+///
+/// # Safety
+/// The owner is not retired.
+unsafe fn owner<'a>(number: usize) -> &'a Owner {
+    // SAFETY: the caller's promise.
+    unsafe { &(*pointer(number)).value }
+}
+
+/// The address of an owner's mapping.
+///
+/// # Safety
+/// The owner is not retired.
+pub(crate) unsafe fn address(number: usize) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { owner(number) }.mapping.as_ptr().addr()
 }
 
 /// Gives the advice of a `madvise` call on.
@@ -45,8 +65,17 @@ pub(crate) unsafe fn advise(number: usize, advice: c_int) {
         _ => return,
     };
     // SAFETY: the caller's promise.
-    let owner = unsafe { &*pointer(number) };
-    let _ = owner.mapping.advise(advice);
+    let _ = unsafe { owner(number) }.mapping.advise(advice);
+}
+
+/// Whether the lease of an owner's file is to end. The caller is a thread of the keeper's.
+///
+/// # Safety
+/// The owner is not retired.
+pub(crate) unsafe fn is_broken(number: usize) -> bool {
+    // SAFETY: the caller's promise.
+    let owner = unsafe { owner(number) };
+    owner.lease == Lease::Taken && lease::is_broken(&owner.file)
 }
 
 /// Has the cache let go of an owner's addresses. Returns whether it did.
@@ -56,7 +85,7 @@ pub(crate) unsafe fn advise(number: usize, advice: c_int) {
 /// does not have it.
 pub(crate) unsafe fn detach(number: usize) -> bool {
     // SAFETY: the caller's promise.
-    unsafe { &mut *pointer(number) }.mapping.detach().is_ok()
+    unsafe { &mut (*pointer(number)).value }.mapping.detach().is_ok()
 }
 
 /// Has the cache take the addresses back.
@@ -65,39 +94,24 @@ pub(crate) unsafe fn detach(number: usize) -> bool {
 /// As [`detach`].
 pub(crate) unsafe fn reattach(number: usize) {
     // SAFETY: the caller's promise.
-    unsafe { &mut *pointer(number) }.mapping.reattach();
+    unsafe { &mut (*pointer(number)).value }.mapping.reattach();
 }
 
-/// Has an owner end soon, which no table has any more, and whose addresses are no longer its own.
+/// Has the keeper end an owner, which no table has any more, and whose addresses are no longer its
+/// own.
 ///
 /// # Safety
 /// The owner is not retired.
 pub(crate) unsafe fn retire(number: usize) {
-    let pointer = pointer(number);
     // SAFETY: the caller's promise.
-    let owner = unsafe { &*pointer };
-    let mut last = RETIRED.load(Ordering::Relaxed);
-    loop {
-        owner.next.store(last, Ordering::Relaxed);
-        match RETIRED.compare_exchange_weak(last, pointer, Ordering::Release, Ordering::Relaxed) {
-            Ok(_) => return,
-            Err(newer) => last = newer,
-        }
-    }
+    unsafe { RETIRED.add(pointer(number)) };
+    keeper::ring();
 }
 
-/// Ends all owners that are retired.
+/// Ends all owners that are retired. The caller is the keeper.
 pub(crate) fn end_retired() {
-    if RETIRED.load(Ordering::Relaxed).is_null() {
-        return;
+    for pointer in RETIRED.take() {
+        // SAFETY: it was given away when it got its number, and is in no list any more.
+        drop(unsafe { Box::from_raw(pointer) });
     }
-    // A handler of a signal could need what this thread has meanwhile.
-    let signals = system::block_signals();
-    let mut pointer = RETIRED.swap(ptr::null_mut(), Ordering::Acquire);
-    while !pointer.is_null() {
-        // SAFETY: a retired owner is in the list once, and this thread has taken the list.
-        let owner = unsafe { Box::from_raw(pointer) };
-        pointer = owner.next.load(Ordering::Relaxed);
-    }
-    system::set_signals(signals);
 }

@@ -1,5 +1,12 @@
 //! The rules in the environment that say which files are taken, and by which way.
 
+use std::ffi::CStr;
+
+/// The variables that say which files are taken through a cache, and which as Morsels: for each the
+/// patterns, and the least length.
+pub(crate) const VARIABLES: [[&CStr; 2]; 2] =
+    [[c"VELLUM_AQUILA", c"VELLUM_AQUILA_MIN"], [c"VELLUM_PRELOAD", c"VELLUM_PRELOAD_MIN"]];
+
 /// Which files are taken.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rules {
@@ -11,9 +18,12 @@ impl Rules {
     /// The rules in two variables of the environment; without them no file is taken. The first has
     /// patterns of paths, with colons between them, and the second bytes from which on a file is
     /// taken at any path.
-    pub(crate) fn of_environment(files: &str, minimum: &str) -> Self {
-        let variable = |name| std::env::var(name).unwrap_or_default();
-        Self::new(&variable(files), &variable(minimum))
+    pub(crate) fn of_environment(variables: [&CStr; 2]) -> Self {
+        let [files, minimum] = variables.map(|name| {
+            let value = name.to_str().ok().and_then(|name| std::env::var(name).ok());
+            value.unwrap_or_default()
+        });
+        Self::new(&files, &minimum)
     }
 
     fn new(files: &str, minimum: &str) -> Self {

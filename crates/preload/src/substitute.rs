@@ -12,10 +12,10 @@ use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, readlink};
 use vellum_morsel::{BackendKind, Client, Morsel};
 
 use crate::cached;
-use crate::mounts::{self, Part};
+use crate::mounts;
 use crate::request::Request;
-use crate::rules::Rules;
-use crate::system::{self, PAGE};
+use crate::rules::{self, Rules};
+use crate::system;
 
 thread_local! {
     /// Whether this thread is in this module: its calls from here go straight to the kernel.
@@ -38,7 +38,7 @@ pub(crate) fn substitute(request: &Request, address: usize) -> Option<usize> {
         // descriptor has this number, the calls on it fail.
         let file = ManuallyDrop::new(unsafe { File::from_raw_fd(request.file) });
         match way_of(&file, request)? {
-            Way::Cache => cached::map(&file, request),
+            Way::Cache => cached::map(request),
             Way::Morsel => map_morsel(&file, request, address),
         }
     }));
@@ -64,9 +64,9 @@ struct Ways {
 /// What is mapped instead of a file; `None` if the file itself is to be mapped.
 fn way_of(file: &File, request: &Request) -> Option<Way> {
     static WAYS: OnceLock<Ways> = OnceLock::new();
-    let ways = WAYS.get_or_init(|| Ways {
-        cache: Rules::of_environment("VELLUM_AQUILA", "VELLUM_AQUILA_MIN"),
-        morsel: Rules::of_environment("VELLUM_PRELOAD", "VELLUM_PRELOAD_MIN"),
+    let ways = WAYS.get_or_init(|| {
+        let [cache, morsel] = rules::VARIABLES.map(Rules::of_environment);
+        Ways { cache, morsel }
     });
     if ways.cache.are_none() && ways.morsel.are_none() {
         return None;
@@ -127,17 +127,13 @@ fn mount(morsel: &Morsel, request: &Request) -> Option<usize> {
         offset: 0,
     };
     // SAFETY: nothing is replaced.
-    let (base, anchor) = (unsafe { system::map(0, &whole) }, mounts::map_anchor(request, 0));
-    if let (Some(base), Some(anchor)) = (base, anchor) {
-        let (start, end) = (base + offsets.start, base + offsets.end);
-        if mounts::add(&Part { start, end, base, extent, anchor, owner: 0 }) {
-            return Some(start);
-        }
+    let base = unsafe { system::map(0, &whole) }?;
+    let (start, end) = (base + offsets.start, base + offsets.end);
+    let mount = base..base + extent;
+    if mounts::add(start..end, &mount, 0, &Request { offset: 0, ..*request }) {
+        return Some(start);
     }
-    for (start, length) in [(base, extent), (anchor, PAGE)] {
-        // SAFETY: it was mapped above, and no other code knows it.
-        let unmap = |start| unsafe { system::unmap(&(start..start + length)) };
-        start.map(unmap);
-    }
+    // SAFETY: it was mapped above, and no other code knows it.
+    unsafe { system::unmap(&mount) };
     None
 }

@@ -2,11 +2,11 @@
 //! module accesses the memory at them.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_long};
-use std::fs::File;
-use std::io;
+use std::ffi::{CStr, c_int, c_long, c_uint};
 use std::ops::Range;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::RawFd;
+use std::sync::atomic::AtomicU32;
+use std::{io, ptr};
 
 use vellum_morsel::PAGE_SIZE;
 
@@ -30,17 +30,45 @@ pub(crate) unsafe fn map(address: usize, request: &Request) -> Option<usize> {
     (base != -1).then_some(base.cast_unsigned() as usize)
 }
 
-/// Reserves a range that nothing is mapped in; false if something is.
+/// What reserves addresses.
+fn reservation(length: usize, flags: c_int) -> Request {
+    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    Request { length, rights: libc::PROT_NONE, flags, file: -1, offset: 0 }
+}
+
+/// Reserves so many bytes of addresses.
 ///
 /// # Safety
 /// The caller replaces or unmaps what is reserved.
+pub(crate) unsafe fn reserve_any(length: usize) -> Option<usize> {
+    // SAFETY: nothing is replaced.
+    unsafe { map(0, &reservation(length, 0)) }
+}
+
+/// Reserves a range that nothing is mapped in; false if something is.
+///
+/// # Safety
+/// As [`reserve_any`].
 pub(crate) unsafe fn reserve(range: &Range<usize>) -> bool {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let flags = flags | libc::MAP_FIXED_NOREPLACE;
-    let length = range.end - range.start;
-    let request = Request { length, rights: libc::PROT_NONE, flags, file: -1, offset: 0 };
+    let request = reservation(range.end - range.start, libc::MAP_FIXED_NOREPLACE);
     // SAFETY: the flag keeps what is there.
     unsafe { map(range.start, &request) == Some(range.start) }
+}
+
+/// Reserves a range in the place of what is mapped there.
+///
+/// # Safety
+/// As [`unmap`], and as [`reserve_any`].
+pub(crate) unsafe fn reserve_over(range: &Range<usize>) -> bool {
+    let request = reservation(range.end - range.start, libc::MAP_FIXED);
+    // SAFETY: the caller's promise.
+    unsafe { map(range.start, &request).is_some() }
+}
+
+/// Whether the environment has a variable.
+pub(crate) fn has_variable(name: &CStr) -> bool {
+    // SAFETY: the call reads the environment, and the name, which ends with a zero.
+    !unsafe { libc::getenv(name.as_ptr()) }.is_null()
 }
 
 /// Ends the process with a message.
@@ -77,38 +105,77 @@ pub(crate) unsafe fn stretch(page: usize, range: &Range<usize>) -> bool {
     moved != -1
 }
 
-/// Whether a process has a file open for writing, as far as this process can find out by a lease:
-/// it must be the file's owner, or have `CAP_LEASE`. The descriptor is the program's. Opening the
-/// file once more would end locks that the program has on it, when that is closed.
-pub(crate) fn is_open_for_writing(file: &File) -> bool {
+/// `fcntl(2)` with a command that takes a number; an error is its number.
+pub(crate) fn file_control(file: RawFd, command: c_int, value: c_int) -> Result<c_int, c_int> {
+    // SAFETY: such commands touch no memory of the process.
+    match unsafe { libc::fcntl(file, command, value) } {
+        -1 => Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)),
+        answer => Ok(answer),
+    }
+}
+
+/// Has the kernel send a signal to one thread when there is something to say of a file.
+pub(crate) fn send_signals_to(file: RawFd, thread: c_int, signal: c_int) -> bool {
     const F_SETSIG: c_int = 10;
-    const F_GETSIG: c_int = 11;
-    let set = |command: c_int, value: c_int| {
-        // SAFETY: these commands take a number, and touch no memory of the process.
-        match unsafe { libc::fcntl(file.as_raw_fd(), command, value) } {
-            -1 => Err(io::Error::last_os_error().raw_os_error()),
-            _ => Ok(()),
+    const F_SETOWN_EX: c_int = 15;
+    const F_OWNER_TID: c_int = 0;
+    let owner = [F_OWNER_TID, thread];
+    // SAFETY: the kernel reads a structure of these two numbers.
+    let is_owned = unsafe { libc::fcntl(file, F_SETOWN_EX, owner.as_ptr()) } == 0;
+    is_owned && file_control(file, F_SETSIG, signal).is_ok()
+}
+
+/// Gives this thread, and those that it starts, a table of descriptors of their own. It has nothing
+/// but `/dev/null` where programs have input and output. Returns whether that worked.
+pub(crate) fn have_own_descriptors() -> bool {
+    let flags = libc::CLOSE_RANGE_UNSHARE;
+    // SAFETY: takes no memory. The table that the other threads have stays as it is.
+    let is_own = unsafe { libc::syscall(libc::SYS_close_range, 0, c_uint::MAX, flags) } == 0;
+    is_own
+        && (0..3).all(|number| {
+            // SAFETY: the path ends with a zero.
+            let opened = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) };
+            opened == number
+        })
+}
+
+/// Waits until a word may have another value than this.
+pub(crate) fn wait_for_change(word: &AtomicU32, value: u32) {
+    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    let no_end = ptr::null::<libc::timespec>();
+    // SAFETY: the kernel reads the word.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, no_end) };
+}
+
+/// Wakes all threads that wait for a word to change. The word may be gone by now.
+pub(crate) fn wake(word: *const AtomicU32) {
+    let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the kernel takes the address as a name.
+    unsafe { libc::syscall(libc::SYS_futex, word, operation, c_int::MAX) };
+}
+
+/// Waits for a signal that this thread blocks.
+pub(crate) fn wait_for_signal(signal: c_int) {
+    let (set, nothing) = (1_u64 << (signal - 1), ptr::null::<u64>());
+    let wait = || {
+        // SAFETY: the kernel reads a mask of eight bytes, and writes nothing.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigtimedwait,
+                &raw const set,
+                nothing,
+                nothing,
+                size_of::<u64>(),
+            )
         }
     };
-    let has = |command: c_int| {
-        // SAFETY: as above.
-        unsafe { libc::fcntl(file.as_raw_fd(), command) }
-    };
-    // What the program has asked for by this descriptor must stay.
-    let is_used = has(libc::F_GETLEASE) != libc::F_UNLCK || has(F_GETSIG) != 0;
-    if is_used || has(libc::F_GETOWN) != 0 {
-        return true;
-    }
-    // A writer that opens the file during the lease waits until it ends. The kernel would send
-    // another signal, which ends the process; this one is ignored unless the program handles it.
-    let _ = set(F_SETSIG, libc::SIGURG);
-    let leased = set(libc::F_SETLEASE, libc::F_RDLCK);
-    if leased.is_ok() {
-        let _ = set(libc::F_SETLEASE, libc::F_UNLCK);
-    }
-    let _ = set(F_SETSIG, 0);
-    let _ = set(libc::F_SETOWN, 0);
-    leased == Err(Some(libc::EAGAIN))
+    while wait() != c_long::from(signal) {}
+}
+
+/// The number of this thread.
+pub(crate) fn thread() -> c_int {
+    // SAFETY: takes no arguments. Numbers of threads are small.
+    (unsafe { libc::syscall(libc::SYS_gettid) }) as c_int
 }
 
 /// For [`set_cancelling`]: calls of the C library do not end the thread.

@@ -395,6 +395,129 @@ static void signals(int file, size_t bytes)
 		fail("F_SETSIG");
 }
 
+/*
+ * A program may unmap holes that it has made in a mapping. The library's own memory must not be in
+ * them.
+ */
+static void holes(int file, size_t bytes)
+{
+	enum { COUNT = 128 };
+	unsigned char *first[COUNT], *second[COUNT];
+
+	for (int at = 0; at < COUNT; at++) {
+		first[at] = whole(file, bytes);
+		/* The second call has the file itself take the mapping's place. */
+		if (munmap(first[at] + 4096, 4096) || mprotect(first[at], 4096, PROT_NONE))
+			fail("a hole");
+	}
+	for (int at = 0; at < COUNT; at++)
+		second[at] = whole(file, bytes);
+	for (int at = 0; at < COUNT; at++)
+		munmap(first[at], bytes);
+	for (int at = 0; at < COUNT; at++) {
+		if (mprotect(second[at], 4096, PROT_NONE))
+			fail("something of a mapping was in a hole");
+		check(second[at] + 4096, 4096, bytes - 4096);
+		munmap(second[at], bytes);
+	}
+}
+
+/*
+ * A program may close descriptors that it has not opened, and use any number. It keeps its locks on
+ * a file when a mapping of the file ends.
+ */
+static void descriptors(int file, size_t bytes)
+{
+	unsigned char *base = whole(file, bytes);
+	int first = dup(file), at;
+
+	check(base, 0, 4096);
+	if (first < 0 || first > 63)
+		fail("the lowest number that is free");
+	close(first);
+	/* It may have inherited some. */
+	for (at = first; at < 2000; at++)
+		close(at);
+	for (at = first; at < 2000; at++)
+		if (!close(at) || errno != EBADF)
+			fail("a descriptor that the program does not have");
+	check(base, 0, bytes);
+	closefrom(first);
+	if (close_range(first, ~0U, 0))
+		fail("close_range");
+	check(base, 0, bytes);
+	for (at = first; at < 1000; at++)
+		if (dup2(file, at) != at)
+			fail("dup2");
+	check(base, 0, bytes);
+	pid_t child = fork();
+	if (child == 0) {
+		closefrom(3);
+		check(base, 0, bytes);
+		_exit(munmap(base, bytes));
+	}
+	wait_for(child);
+	closefrom(first);
+	check(base, 0, bytes);
+	struct flock lock = { .l_type = F_RDLCK, .l_whence = SEEK_SET };
+	if (fcntl(file, F_SETLK, &lock))
+		fail("a lock");
+	munmap(base, bytes);
+	munmap(whole(file, bytes), bytes);
+	/* The library ends mappings in its own time. */
+	usleep(20000);
+	child = fork();
+	if (child == 0) {
+		lock.l_type = F_WRLCK;
+		_exit(fcntl(file, F_GETLK, &lock) || lock.l_type != F_RDLCK);
+	}
+	wait_for(child);
+	lock.l_type = F_UNLCK;
+	fcntl(file, F_SETLK, &lock);
+}
+
+static void write_byte(const char *path, size_t at, unsigned char byte)
+{
+	int file = open(path, O_RDWR);
+
+	if (file < 0 || pwrite(file, &byte, 1, at) != 1)
+		fail("writing");
+	close(file);
+}
+
+/* What this process and others write to the file is seen in mappings that were there before. */
+static void written(const char *path, int file, size_t bytes)
+{
+	size_t at = bytes / 2;
+	unsigned char *base = whole(file, bytes), *other = whole(file, bytes), old = base[at];
+
+	/* A file that is written cannot become a Morsel soon, which other tests need. */
+	if (!strcmp(kind_of(base), "cached")) {
+		check(base, 0, bytes);
+		write_byte(path, at, old ^ 255);
+		if (base[at] != (old ^ 255) || other[at] != (old ^ 255))
+			fail("what this process wrote is not there");
+		write_byte(path, at, old);
+		check(other, 0, bytes);
+		munmap(base, bytes);
+		munmap(other, bytes);
+		base = whole(file, bytes);
+		other = whole(file, bytes);
+		check(other, 0, bytes);
+		pid_t child = fork();
+		if (child == 0) {
+			write_byte(path, at, old ^ 255);
+			_exit(0);
+		}
+		wait_for(child);
+		if (base[at] != (old ^ 255) || other[at] != (old ^ 255))
+			fail("what a child wrote is not there");
+		write_byte(path, at, old);
+	}
+	munmap(base, bytes);
+	munmap(other, bytes);
+}
+
 static void errors(int file)
 {
 	errno = 0;
@@ -446,8 +569,11 @@ int main(int count, char **arguments)
 	}
 	together(file, bytes);
 	stores(file, bytes);
+	holes(file, bytes);
+	descriptors(file, bytes);
 	duplicate(file, bytes);
 	signals(file, bytes);
 	errors(file);
+	written(arguments[1], file, bytes);
 	return 0;
 }

@@ -5,14 +5,20 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+use std::thread;
 
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use signal_hook::low_level::pipe;
 use vellum_aquila::{Backend, BackendChoice, Faults, Options};
 
 use crate::error::{Doing as _, Failure, Outcome};
+use crate::interrupt::ignored_signals;
 use crate::size;
 
 const LIBRARY: &str = "libvellum_preload.so";
@@ -28,8 +34,9 @@ the process' own. The cache has so many bytes and no more, its policy says which
 with --direct the kernel keeps no second copy. Other mappings are the kernel's. A child that the
 program forks has its files by the kernel; a program that it executes has a cache of its own.
 
-A file must not be written while the program has it mapped: the cache does not see that. Leave such
-files out by --files. crates/preload/README.md says what else is different from mmap.
+A writer that opens such a file waits until the kernel maps it instead, so all see one file. That
+takes a lease: of files of other users, without CAP_LEASE, and of NFS, the program does not see
+changes; leave them out by --files. docs/aquila.md says what else is different from mmap.
 
 The program must be linked dynamically. It needs Linux 6.6 and the right to handle page faults of
 system calls: CAP_SYS_PTRACE (root has it), access to /dev/userfaultfd, or the setting
@@ -89,12 +96,45 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let mut figures = File::from(figures.doing(|| "making a file in memory".to_owned())?);
     let path = format!("/proc/{}/fd/{}", std::process::id(), figures.as_raw_fd());
     command.env("VELLUM_AQUILA_STATISTICS", path);
-    let ended = command.status().doing(|| format!("running {}", program.display()))?;
+    let ended = status(&mut command).doing(|| format!("running {}", program.display()))?;
     let mut text = String::new();
     figures.read_to_string(&mut text).doing(|| "reading statistics".to_owned())?;
     // If standard error is closed, the program's exit code is what is left.
     let _ = io::stderr().write_all(about(&text).as_bytes());
     std::process::exit(code_of(ended));
+}
+
+/// Runs a program until it ends, and passes signals on to it. A terminal sends its own to the
+/// program, too.
+fn status(command: &mut Command) -> io::Result<ExitStatus> {
+    const PASSED: [Signal; 5] =
+        [Signal::TERM, Signal::HUP, Signal::USR1, Signal::USR2, Signal::WINCH];
+    const OF_TERMINALS: [Signal; 2] = [Signal::INT, Signal::QUIT];
+    let ignored = ignored_signals();
+    let mut received = Vec::new();
+    for signal in PASSED.into_iter().chain(OF_TERMINALS) {
+        // What is switched off stays so, for the program, too.
+        if ignored & 1 << (signal.as_raw() - 1) == 0 {
+            let (reader, writer) = UnixStream::pair()?;
+            pipe::register(signal.as_raw(), writer)?;
+            received.push((signal, reader));
+        }
+    }
+    let mut child = command.spawn()?;
+    let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+    let process = Arc::new(process);
+    for (signal, mut reader) in received {
+        let process = Arc::clone(&process);
+        thread::spawn(move || {
+            while reader.read_exact(&mut [0]).is_ok() {
+                if PASSED.contains(&signal) {
+                    // It may have ended.
+                    let _ = pidfd_send_signal(&*process, signal);
+                }
+            }
+        });
+    }
+    child.wait()
 }
 
 /// Finds out now whether the program will have a cache: there it could not say so.
