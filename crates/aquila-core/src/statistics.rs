@@ -22,12 +22,21 @@ pub(crate) enum Count {
 
 const KINDS: usize = Count::Shootdowns as usize + 1;
 
-/// The counters of one processor.
+/// The counters of one processor. They are nothing but 64-bit words, in an order that changes with
+/// the version only; zeros are new counters.
 #[derive(Debug, Default)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub struct Counters([AtomicU64; KINDS]);
 
 impl Counters {
+    /// How many words have a meaning.
+    pub const WORDS: usize = KINDS;
+
+    /// Counters that were read as words.
+    pub fn of_words(words: [u64; Self::WORDS]) -> Self {
+        Self(words.map(AtomicU64::new))
+    }
+
     pub(crate) fn add(&self, count: Count, events: u64) {
         self.0[count as usize].fetch_add(events, Ordering::Relaxed);
     }
@@ -63,7 +72,8 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    pub(crate) fn of(counters: &[Counters], dirty: u64, frames: u32) -> Self {
+    /// The sum of the counters of all processors, and what is in the cache now.
+    pub fn of(counters: &[Counters], dirty: u64, frames: u32) -> Self {
         let sum = |count: Count| {
             let of = |one: &Counters| one.0[count as usize].load(Ordering::Relaxed);
             counters.iter().map(of).sum()

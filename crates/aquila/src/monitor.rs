@@ -22,6 +22,7 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
+use crate::live::THREADS;
 use crate::shared::{Outcome, Threads};
 use crate::sys::{self, WaitingFault};
 use crate::{PAGE_SIZE, fault};
@@ -63,7 +64,7 @@ impl Monitor {
         for _ in 0..count {
             let uffd = uffd.try_clone().map_err(|error| errno_of(&error))?;
             let end = Arc::clone(&monitor.end);
-            let thread = thread::Builder::new().name("vellum-faults".to_owned());
+            let thread = thread::Builder::new().name(THREADS.to_owned());
             let thread = thread.spawn(move || Handler::new(uffd).run(&end));
             monitor.threads.push(thread.map_err(|error| errno_of(&error))?);
         }

@@ -18,14 +18,15 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use self_cell::self_cell;
 use vellum_aquila_core::{
-    Access, Advice, AtomicU64, Cache as CoreCache, Clock, Counters, Error as CoreError, Evictor,
-    Fault, Frame, Key, Layout, Lru, MOST_PAGES, Policy, S3Fifo, Statistics,
+    Access, Advice, AtomicU64, Cache as CoreCache, Clock, Error as CoreError, Evictor, Fault,
+    Frame, Key, Layout, Lru, MOST_PAGES, Policy, S3Fifo, Statistics,
 };
 
 use crate::anonymous::drop_translations;
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
 use crate::host::{Copies, Failure, Home, Host, HostFile, MOST_FILES};
+use crate::live::LiveCounters;
 use crate::place::{self, Place};
 use crate::probe::{Frames, USERFAULTFD, Userfaultfd};
 use crate::sys::BlockedSignals;
@@ -117,7 +118,7 @@ impl Policy for AnyPolicy<'_> {
 struct Memory {
     words: Vec<AtomicU64>,
     policy: Vec<AtomicU64>,
-    counters: Vec<Counters>,
+    counters: LiveCounters,
 }
 
 type Core<'a> = CoreCache<'a, Host, AnyPolicy<'a>>;
@@ -207,7 +208,8 @@ impl Shared {
         let memory = Memory {
             words: words(layout.words()),
             policy: words(policy_words),
-            counters: (0..processors).map(|_| Counters::default()).collect(),
+            counters: LiveCounters::new(processors, size)
+                .map_err(|errno| Error::of("making a cache", errno))?,
         };
         let host = Host::new(number, uffd, frames, processors, capacity);
         let cell = Cell::new(memory, |memory| {
@@ -217,7 +219,7 @@ impl Shared {
                 PolicyChoice::Lru => AnyPolicy::Lru(Lru::new(&memory.policy, capacity)),
                 PolicyChoice::Custom(policy) => AnyPolicy::Custom(policy),
             };
-            CoreCache::new(layout, &memory.words, &memory.counters, policy, host, size)
+            CoreCache::new(layout, &memory.words, memory.counters.get(), policy, host, size)
         });
         let files = Mutex::default();
         Ok(Arc::new(Self { threads, cell, number, direct_io, files, generation }))
@@ -769,7 +771,9 @@ impl Shared {
 
     pub(crate) fn resize(&self, pages: u32) -> Result<()> {
         let _blocked = self.enter()?;
-        self.core().resize(pages).map_err(|failed| error("resizing the cache", failed))
+        let resized = self.core().resize(pages);
+        self.cell.borrow_owner().counters.set_frames(self.core().statistics().frames);
+        resized.map_err(|failed| error("resizing the cache", failed))
     }
 
     pub(crate) fn capacity(&self) -> u32 {

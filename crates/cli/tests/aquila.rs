@@ -7,11 +7,11 @@ mod support;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use support::{ok, text};
+use support::{fails, ok, text};
 
 #[test]
 fn the_doctor_says_what_works() {
@@ -106,6 +106,57 @@ fn signals_reach_the_program() {
     says("usr1");
     send(Signal::TERM);
     assert_eq!(child.wait().unwrap().code(), Some(7));
+}
+
+/// A program that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn top_shows_what_caches_do() {
+    if !Path::new("/usr/bin/python3").exists() {
+        return println!("skipped: no Python");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, vec![7; 2 << 20]).unwrap();
+    let Some(_) = run(&["--", "true"]) else { return };
+    let script = "import mmap, sys\n\
+                  f = open(sys.argv[1], 'rb')\n\
+                  m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)\n\
+                  print('begun', flush=True)\n\
+                  while True: m.find(b'x')\n";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+    command.args(["aquila", "run", "--cache", "1MiB", "--library"]).arg(library().unwrap());
+    command.args(["--", "/usr/bin/python3", "-c", script]).arg(&path).stdout(Stdio::piped());
+    let mut running = Running(command.spawn().unwrap());
+    let child = &mut running.0;
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "begun");
+    // This process has become the program.
+    let process = child.id().to_string();
+    let top = ["aquila", "top", "--interval", "0.2", "--count", "2"];
+    let said = text(&[&top[..], &[&process]].concat());
+    let rows: Vec<Vec<&str>> = said.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!((rows.len(), rows[0][3], rows[0][7]), (4, "faults/s", "evicted/s"), "{said}");
+    assert_eq!(rows[1][1..4], [&*process, "1.0", "MiB"], "{said}");
+    assert!(rows[3][4] != "0" && rows[3][8] != "0", "{said}");
+    let said = text(&["aquila", "top", "--interval", "0.1", "--count", "1", "--json"]);
+    let values = said.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let value = values.into_iter().find(|value| value["pid"] == child.id()).unwrap();
+    assert!(value["cache_bytes"] == 1 << 20 && value["process"] == "python3", "{value}");
+    let number = |key: &str| value[key].as_f64().unwrap();
+    assert!(number("misses") > 256.0 && number("misses_per_second") > 0.0, "{value}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let said = fails(&["aquila", "top", &process]);
+    assert!(said.contains(&format!("there is no process {process}")), "{said}");
 }
 
 #[test]

@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use std::env;
-use std::fs;
+use std::fs::{self, DirEntry};
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -91,7 +92,12 @@ fn beside(store: &Path) -> PathBuf {
 }
 
 fn bytes_in(folder: &Path) -> u64 {
-    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+    let length = |entry: DirEntry| match entry.metadata() {
+        // The log has just given it its name.
+        Err(error) if error.kind() == ErrorKind::NotFound => 0,
+        data => data.unwrap().len(),
+    };
+    fs::read_dir(folder).unwrap().map(|entry| length(entry.unwrap())).sum()
 }
 
 #[test]

@@ -46,6 +46,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/aquila/src/anonymous.rs", "frames where the program has its mapping"),
     ("crates/aquila/src/fault.rs", "the cache of a mapping, by an address of it"),
     ("crates/aquila/src/host.rs", "descriptors by number; unmapping what is mapped from files"),
+    ("crates/aquila/src/live.rs", "counters in a mapped memory file"),
     ("crates/aquila/src/signal.rs", "the handler of SIGBUS, and the one that was there before"),
     ("crates/aquila/src/kernel.rs", "advice for mappings of files"),
     ("crates/aquila/tests/", "tests load from and store to mappings, fork, and end processes"),

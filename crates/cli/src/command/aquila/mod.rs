@@ -1,6 +1,7 @@
 //! `vellum aquila`: mapped files whose page faults are the program's own.
 
 mod launch;
+mod top;
 
 use clap::Subcommand;
 use serde_json::json;
@@ -16,6 +17,7 @@ Examples:
   vellum aquila run --cache 1GiB -- bfs graph.bin
                                        any program; the files that it maps for reading go through
                                        a cache of its own
+  vellum aquila top                    what the caches of running programs do
 
 Aquila maps files as mmap does, and a library in the program handles the page faults, the cache and
 the write-back: the crate vellum-aquila. The doctor also tests ring 0 of a guest, where a program
@@ -33,6 +35,7 @@ pub struct Arguments {
 enum Command {
     Doctor(Doctor),
     Run(launch::Arguments),
+    Top(top::Arguments),
 }
 
 /// Test each backend by mapping a file with it, and ring 0 by running a guest
@@ -51,6 +54,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     match &arguments.command {
         Command::Doctor(arguments) => doctor(arguments),
         Command::Run(arguments) => launch::run(arguments),
+        Command::Top(arguments) => top::run(arguments),
     }
 }
 
