@@ -135,6 +135,26 @@ pub enum Error {
 }
 
 impl Error {
+    /// The number of the error, for callers in C.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::NoBackend { .. } | Self::Unsupported { .. } => Errno::OPNOTSUPP,
+            Self::BadSize { .. } | Self::BadRange { .. } | Self::OutOfRange { .. } => Errno::INVAL,
+            Self::BeyondEnd { .. } => Errno::NXIO,
+            Self::Access { .. } => Errno::ACCESS,
+            Self::NotAFile => Errno::NODEV,
+            Self::TooMany { .. } => Errno::MFILE,
+            Self::Full { .. } => Errno::BUSY,
+            Self::TooManyPins { .. } => Errno::OVERFLOW,
+            Self::Forked => Errno::PERM,
+            Self::NoSpace { .. } => Errno::NOSPC,
+            Self::SyncFailed { .. } => Errno::IO,
+            Self::FileSizeLimit { .. } => Errno::FBIG,
+            Self::NoMemory { .. } => Errno::NOMEM,
+            Self::System { errno, .. } => *errno,
+        }
+    }
+
     /// The meaning of an error number.
     pub(crate) fn of(doing: &'static str, errno: Errno) -> Self {
         match errno {

@@ -48,6 +48,12 @@ impl From<vellum_dax::Error> for Failure {
     }
 }
 
+impl From<vellum_aquila::Error> for Failure {
+    fn from(error: vellum_aquila::Error) -> Self {
+        Self { errno: error.errno(), message: error.to_string() }
+    }
+}
+
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
         Self { errno: error.errno(), message: error.to_string() }

@@ -51,8 +51,8 @@ fn text(output: Output) -> String {
 }
 
 /// The programs. Each calls every function of a header.
-const PROGRAMS: [&str; 3] = ["dax", "everything", "store"];
-const HEADERS: [&str; 3] = ["vellum.h", "vellum_dax.h", "vellum_morsel.h"];
+const PROGRAMS: [&str; 4] = ["aquila", "dax", "everything", "store"];
+const HEADERS: [&str; 4] = ["vellum.h", "vellum_aquila.h", "vellum_dax.h", "vellum_morsel.h"];
 
 /// Compiles programs and runs them.
 fn run_with(programs: &[&str], libraries: &[OsString]) {
@@ -92,7 +92,10 @@ fn programs_run_with_the_static_library() {
 #[test]
 fn programs_run_under_sanitizers() {
     let sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    run_with(&["dax", "store"], &[&sanitizers.map(OsString::from)[..], &shared()].concat());
+    run_with(
+        &["aquila", "dax", "store"],
+        &[&sanitizers.map(OsString::from)[..], &shared()].concat(),
+    );
 }
 
 #[test]
@@ -157,6 +160,11 @@ fn types_are_the_same_in_both() {
         ("CEntry", "vellum_entry"),
         ("CBackupOptions", "vellum_backup_options"),
         ("CCheck", "vellum_check"),
+        ("CacheHandle", "vellum_aquila"),
+        ("CachedHandle", "vellum_aquila_mapping"),
+        ("PinHandle", "vellum_aquila_pin"),
+        ("CCacheOptions", "vellum_aquila_options"),
+        ("CCacheStatistics", "vellum_aquila_statistics"),
         ("DaxHandle", "vellum_dax"),
         ("DaxMappingHandle", "vellum_dax_mapping"),
         ("HeapHandle", "vellum_dax_heap"),
@@ -174,7 +182,7 @@ fn types_are_the_same_in_both() {
     let mut declarations = Vec::new();
     builder.generate().unwrap().write(&mut declarations);
     let declarations = String::from_utf8(declarations).unwrap();
-    assert!(declarations.matches("vellum_").count() >= 85, "{declarations}");
+    assert!(declarations.matches("vellum_").count() >= 106, "{declarations}");
     let includes = HEADERS.map(|header| format!("#include \"{header}\"\n")).concat();
     std::fs::write(&source, includes + &declarations).unwrap();
     run(compiler("cc").args(WARNINGS).arg("-fsyntax-only").arg(source));

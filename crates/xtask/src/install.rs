@@ -21,6 +21,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Files that are installed unchanged, except for paths in them, and their destinations.
 const FILES: [(&str, &str); 7] = [
     ("crates/capi/include/vellum.h", "include/vellum.h"),
+    ("crates/capi/include/vellum_aquila.h", "include/vellum_aquila.h"),
     ("crates/capi/include/vellum_dax.h", "include/vellum_dax.h"),
     ("crates/capi/include/vellum_morsel.h", "include/vellum_morsel.h"),
     ("crates/morsel/systemd/vellum-morseld.service", "lib/systemd/system/vellum-morseld.service"),

@@ -1,10 +1,10 @@
 //! Remembers the sources with which tests passed, so that they run again only after a change: the
 //! module's tests of `cargo xtask check`, and the lab's promises.
 
-use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::{fs, thread};
 
 use crate::workspace::{Outcome, target};
 
@@ -22,44 +22,36 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// The mark of the module's present sources.
+    /// The mark of the module's present sources. It lies in the folder of builds.
     ///
     /// # Errors
     /// When git does not list the files.
     pub fn of_module(root: &Path) -> Outcome<Self> {
-        Mark::of(root, &MODULE, "lab/passed")
+        Mark::of(root, &MODULE, target(root).join("lab/passed"))
     }
 
-    /// The mark of the lab's present sources.
+    /// The mark of the lab's present sources. It is committed with them, so that a fresh clone
+    /// knows it, too.
     ///
     /// # Errors
     /// When git does not list the files.
     pub fn of_lab(root: &Path) -> Outcome<Self> {
-        Mark::of(root, &LAB, "lab/promised")
+        Mark::of(root, &LAB, root.join(".ci/lab-promised"))
     }
 
-    /// The mark of these files and folders. `file` lies in the folder of builds.
-    fn of(root: &Path, looked_at: &[&str], file: &str) -> Outcome<Self> {
-        let mut git = Command::new("git");
-        git.current_dir(root).args([
-            "ls-files",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-            "-z",
-        ]);
-        let listing = git.arg("--").args(looked_at).output();
-        let listing = listing.map_err(|error| format!("git does not run: {error}"))?;
-        if !listing.status.success() {
-            return Err(format!("git: {}", String::from_utf8_lossy(&listing.stderr).trim()));
-        }
-        let mut hasher = DefaultHasher::new();
-        for name in String::from_utf8_lossy(&listing.stdout).split_terminator('\0') {
-            // git still lists a file whose removal is not committed.
-            (name, fs::read(root.join(name)).ok()).hash(&mut hasher);
-        }
-        let sources = format!("{:016x}", hasher.finish());
-        Ok(Self { sources, file: target(root).join(file) })
+    /// The mark of these files and folders, which another version of git and of Rust finds, too.
+    fn of(root: &Path, looked_at: &[&str], file: PathBuf) -> Outcome<Self> {
+        let kinds = ["ls-files", "--cached", "--others", "--exclude-standard"];
+        let names = git(root, &[&kinds, &["--"][..], looked_at].concat(), "")?;
+        // git still lists a file whose removal is not committed.
+        let there: String = names
+            .lines()
+            .filter(|name| root.join(name).exists())
+            .map(|name| format!("{name}\n"))
+            .collect();
+        let contents = git(root, &["hash-object", "--stdin-paths"], &there)?;
+        let sources = git(root, &["hash-object", "--stdin"], &format!("{there}{contents}"))?;
+        Ok(Self { sources, file })
     }
 
     /// True if the tests have passed with these sources.
@@ -76,6 +68,24 @@ impl Mark {
         let written =
             fs::create_dir_all(folder).and_then(|()| fs::write(&self.file, &self.sources));
         written.map_err(|error| format!("{}: {error}", self.file.display()))
+    }
+}
+
+/// What a command of git says, which gets an input.
+fn git(root: &Path, arguments: &[&str], input: &str) -> Outcome<String> {
+    let failed = |error: io::Error| format!("git does not run: {error}");
+    let mut command = Command::new("git");
+    // Names are as they are, without quotes.
+    command.current_dir(root).args(["-c", "core.quotePath=off"]).args(arguments);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
+    let mut to_child = child.stdin.take();
+    let input = input.to_owned();
+    let feeder = thread::spawn(move || to_child.as_mut().map(|to| to.write_all(input.as_bytes())));
+    let output = child.wait_with_output().map_err(failed)?;
+    let _ = feeder.join();
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(format!("git {}: {}", arguments.join(" "), output.status)),
     }
 }
 
