@@ -98,10 +98,23 @@ impl Place {
         self.ways_to_get("morsel", variables)
     }
 
+    /// The same without the calls on each mapping, which take seconds on a slow machine.
+    fn morsels_at_once(&self, variables: &[(&str, &str)]) -> Vec<String> {
+        self.ways_of("morsel", Command::new(&*MAPS).arg("--kinds").arg(self.file()), variables)
+    }
+
     /// The ways of mapping that got this kind of memory.
     fn ways_to_get(&self, kind: &str, variables: &[(&str, &str)]) -> Vec<String> {
-        let mut program = Command::new(&*MAPS);
-        let said = self.says(program.arg(self.file()), variables);
+        self.ways_of(kind, Command::new(&*MAPS).arg(self.file()), variables)
+    }
+
+    fn ways_of(
+        &self,
+        kind: &str,
+        program: &mut Command,
+        variables: &[(&str, &str)],
+    ) -> Vec<String> {
+        let said = self.says(program, variables);
         assert_eq!(said.lines().count(), 9, "{said}");
         let ways = said.lines().filter_map(|line| line.split_once(' '));
         ways.filter(|(_, found)| *found == kind).map(|(way, _)| way.to_owned()).collect()
@@ -329,10 +342,10 @@ fn a_file_that_is_being_changed_is_mapped_itself() {
     on_each(BYTES, |place| {
         let loads = || Client::new(place.socket()).stat().unwrap().loads;
         let writer = fs::OpenOptions::new().write(true).open(place.file()).unwrap();
-        assert_eq!(place.morsels(&ALL), none);
+        assert_eq!(place.morsels_at_once(&ALL), none);
         drop(writer);
         // A process that another test is about to start may have the descriptor for a moment.
-        eventually("no process writes to it", || place.morsels(&ALL) == FOR_READING);
+        eventually("no process writes to it", || place.morsels_at_once(&ALL) == FOR_READING);
         assert_eq!(loads(), 1);
         // Writes the same bytes again. The daemon loads the file now, so that no later load takes
         // the time. A file that rests for longer than this is not being changed.
@@ -344,7 +357,7 @@ fn a_file_that_is_being_changed_is_mapped_itself() {
             let file = fs::File::open(place.file()).unwrap();
             Client::new(place.socket()).load(&file, |_| {}).unwrap();
             loaded += 1;
-            let found = place.morsels(&ALL);
+            let found = place.morsels_at_once(&ALL);
             if begun.elapsed() < rest {
                 assert_eq!((found, loads()), (none.map(str::to_owned).to_vec(), loaded));
                 break;
