@@ -19,7 +19,7 @@ const SONAME: &str = "libvellum.so.0";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Files that are installed unchanged, except for paths in them, and their destinations.
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 8] = [
     ("crates/capi/include/vellum.h", "include/vellum.h"),
     ("crates/capi/include/vellum_aquila.h", "include/vellum_aquila.h"),
     ("crates/capi/include/vellum_dax.h", "include/vellum_dax.h"),
