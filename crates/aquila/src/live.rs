@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,6 +29,9 @@ const MAGIC: u64 = 0x5645_4c4c_4143_0001;
 /// Bytes of the counters of a processor, and of what is before those of the first: the magic
 /// number, how many processors there are, and the frames of the cache.
 const STEP: usize = size_of::<Counters>();
+
+/// What opens a file that another process could have replaced.
+const NOT_WAITING: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
 
 /// More processors are not believed.
 const MOST_PROCESSORS: u64 = 1 << 16;
@@ -146,10 +149,14 @@ fn find_in(descriptors: &Path, caches: &mut Vec<LiveCache>) -> io::Result<()> {
         // It may be closed meanwhile.
         let is_own =
             |target: PathBuf| target.as_os_str().as_encoded_bytes().starts_with(own.as_bytes());
+        // A name says nothing of the kind: to open a device or a pipe could take for ever.
         if fs::read_link(&path).is_ok_and(is_own)
-            && let Ok(file) = File::open(&path)
+            && fs::metadata(&path).is_ok_and(|data| data.is_file())
+            && let Ok(file) = File::options().read(true).custom_flags(NOT_WAITING).open(&path)
+            && let Ok(data) = file.metadata()
+            && data.is_file()
         {
-            let inode = file.metadata()?.ino();
+            let inode = data.ino();
             if caches.iter().all(|cache| cache.inode != inode) {
                 caches.push(LiveCache { file, inode });
             }

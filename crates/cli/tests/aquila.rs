@@ -6,6 +6,7 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -92,16 +93,17 @@ fn signals_reach_the_program() {
     let Some((_, _)) = run(&["--", "true"]) else { return };
     let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
     command.args(["aquila", "run", "--statistics", "--library"]).arg(library().unwrap());
-    let script = "trap 'echo usr1' USR1; trap 'exit 7' TERM; echo begun; \
+    let script = "trap 'echo int' INT; trap 'echo usr1' USR1; trap 'exit 7' TERM; echo begun; \
                   while :; do sleep 0.01; done";
     command.args(["--", "sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().unwrap();
+    // No terminal sends signals to such a group.
+    let mut child = command.process_group(0).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut says = |what: &str| assert_eq!(lines.next().unwrap().unwrap(), what);
     let send = |signal| kill_process(Pid::from_child(&child), signal).unwrap();
     says("begun");
-    // One of a terminal would have reached the program without this process.
     send(Signal::INT);
+    says("int");
     send(Signal::USR1);
     says("usr1");
     send(Signal::TERM);

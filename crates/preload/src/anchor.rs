@@ -13,7 +13,6 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::request::Request;
-use crate::rules;
 use crate::system::{self, PAGE};
 
 /// The most anchors.
@@ -24,20 +23,6 @@ static START: AtomicUsize = AtomicUsize::new(0);
 
 /// A bit for each place that is reserved, and has no anchor.
 static FREE: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
-
-/// The C library calls it before the program's own code. It does nothing unless the environment
-/// asks for mounts, because most programs that inherit the library have none.
-#[used]
-// SAFETY: the section has pointers to functions that the C library calls without arguments that
-// this one needs.
-#[unsafe(link_section = ".init_array")]
-static AT_LOAD: extern "C" fn() = at_load;
-
-extern "C" fn at_load() {
-    if rules::VARIABLES.iter().flatten().any(|name| system::has_variable(name)) {
-        reserve_places();
-    }
-}
 
 /// Reserves the places.
 pub(crate) fn reserve_places() {

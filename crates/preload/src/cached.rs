@@ -5,17 +5,21 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{OsString, c_int};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::panic::catch_unwind;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use rustix::process::{Resource, getrlimit};
 use vellum_aquila::{
     Access, Backend, BackendChoice, Cache, Faults, Options, PolicyChoice, Statistics,
 };
 
-use crate::lease::{Lease, Watcher};
+use crate::lease::{self, Lease, Watcher};
 use crate::list::{List, Node};
 use crate::request::Request;
 use crate::system::{self, PAGE};
@@ -27,13 +31,18 @@ const USUAL: u64 = 256 << 20;
 /// A cache, and who has it.
 struct Own {
     cache: Cache,
+    watcher: Watcher,
     process: u32,
     /// The file to which the process appends statistics when it exits.
     statistics: Option<OsString>,
 }
 
-/// The process whose thread starts the keeper, or has started it; 0 before.
+/// The process whose thread starts the keeper, or has started it; 0 before, and [`NONE`] in a child
+/// of it.
 static MAKER: AtomicU32 = AtomicU32::new(0);
+
+/// The number of no process.
+const NONE: u32 = u32::MAX;
 
 /// `Some(None)` if there can be no cache.
 static OWN: OnceLock<Option<Own>> = OnceLock::new();
@@ -59,10 +68,10 @@ fn has_cache() -> bool {
     let (order, failed) = (Ordering::Relaxed, Ordering::Relaxed);
     match MAKER.compare_exchange(0, process, order, failed) {
         Ok(_) => keeper::start(|can_be| {
-            let made = can_be.then(make).flatten();
-            let watcher = made.as_ref().and_then(|_| Watcher::start(mounts::give_up_broken));
-            let is_set = OWN.set(made.filter(|_| watcher.is_some())).is_ok();
-            watcher.filter(|_| is_set).map(|watcher| move || work(watcher))
+            // A defect must not leave a thread waiting.
+            let made = catch_unwind(|| can_be.then(make).flatten()).ok().flatten();
+            let is_made = made.is_some();
+            (OWN.set(made).is_ok() && is_made).then_some(work)
         }),
         Err(maker) if maker != process => return false,
         Err(_) => {}
@@ -76,8 +85,14 @@ fn has_cache() -> bool {
 /// Maps a part of a file through the cache. `None` if there can be no cache, or if it cannot map
 /// the file.
 pub(crate) fn map(request: &Request) -> Option<usize> {
-    // A handler of a signal may unmap memory, and wait for what this thread has meanwhile.
-    let signals = system::block_signals();
+    // The keeper would wait for itself. Opening the file once more would end a lease that the
+    // program has on it.
+    if system::is_own_thread() || lease::has(request.file) {
+        return None;
+    }
+    // A handler of a signal may unmap memory, and wait for what this thread has meanwhile. `setuid`
+    // waits until all threads have its signal, while none can be started.
+    let signals = system::set_signals(keeper::SIGNALS);
     let mapped =
         if has_cache() { ask(request).and_then(|owner| add(owner, request)) } else { None };
     system::set_signals(signals);
@@ -108,6 +123,15 @@ fn add(owner: usize, request: &Request) -> Option<usize> {
     let base = unsafe { owner::address(owner) };
     let mount = base..base + request.length.next_multiple_of(PAGE);
     if mounts::add(mount.clone(), &mount, owner, request) {
+        if let Some(Some(own)) = OWN.get() {
+            // A writer that came before the table had the mapping would wait.
+            own.watcher.look();
+            if request.flags & libc::MAP_POPULATE != 0 {
+                let most = own.cache.statistics().map_or(0, |now| now.frames as usize * PAGE / 2);
+                // SAFETY: the mapping is the program's, and no contents change.
+                unsafe { system::populate(base, (mount.end - base).min(most)) };
+            }
+        }
         return Some(base);
     }
     // SAFETY: the mapping is of this call, and no table has the owner.
@@ -120,13 +144,13 @@ fn add(owner: usize, request: &Request) -> Option<usize> {
 }
 
 /// What the keeper does when it was rung.
-fn work(watcher: Watcher) {
+fn work() {
     owner::end_retired();
     let Some(Some(own)) = OWN.get() else { return };
     for wish in WISHES.take() {
         // SAFETY: the thread that has it waits until it is answered.
         let wish = unsafe { &(*wish).value };
-        let owner = own.map(wish, watcher).unwrap_or(0);
+        let owner = own.map(wish).unwrap_or(0);
         wish.owner.store(owner, Ordering::Relaxed);
         let is_answered = ptr::from_ref(&wish.is_answered);
         wish.is_answered.store(1, Ordering::Release);
@@ -135,20 +159,22 @@ fn work(watcher: Watcher) {
 }
 
 impl Own {
-    fn map(&self, wish: &Wish, watcher: Watcher) -> Option<usize> {
+    fn map(&self, wish: &Wish) -> Option<usize> {
         let request = &wish.request;
         let path = format!("/proc/self/task/{}/fd/{}", wish.thread, request.file);
-        let file = File::open(path).ok()?;
+        // The first descriptor of such a file can write, and the kernel gives a lease all the same.
+        let is_memory = fs::read_link(&path).ok()?.as_os_str().as_bytes().starts_with(b"/memfd:");
+        // A process may have a lease for writing.
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+        if is_memory || owner::has_broken(&file) {
+            return None;
+        }
         let start = request.offset.cast_unsigned();
         let end = start.checked_add(request.length as u64)?;
         let mapping = self.cache.map(&file, start..end, Access::Read).ok()?;
-        let lease = watcher.take(&file);
+        let lease = self.watcher.take(&file);
         if lease == Lease::Written {
             return None;
-        }
-        if request.flags & libc::MAP_POPULATE != 0 {
-            // As the kernel does, without an error.
-            let _ = mapping.prefetch(..);
         }
         Some(owner::number_of(mapping, (file, lease)))
     }
@@ -157,6 +183,10 @@ impl Own {
 /// The cache that the environment asks for.
 fn make() -> Option<Own> {
     let variable = |name: &str| std::env::var(name).ok();
+    // A file could not take a mapping's place: the kernel counts both for a moment.
+    if getrlimit(Resource::As).current.is_some() {
+        return None;
+    }
     let size = variable("VELLUM_AQUILA_CACHE").map_or(Some(USUAL), |size| size.parse().ok())?;
     let policy = match variable("VELLUM_AQUILA_POLICY").as_deref() {
         None | Some("s3-fifo") => PolicyChoice::S3Fifo,
@@ -170,23 +200,26 @@ fn make() -> Option<Own> {
         .faults(Faults::Monitor)
         .direct_io(variable("VELLUM_AQUILA_DIRECT").is_some_and(|value| value == "1"));
     let cache = options.build().ok()?;
+    let watcher = Watcher::start(mounts::give_up_broken)?;
     let statistics = std::env::var_os("VELLUM_AQUILA_STATISTICS");
-    // SAFETY: the functions are there as long as the process: a library that is preloaded is never
+    // SAFETY: the function is there as long as the process: a library that is preloaded is never
     // unloaded.
-    unsafe {
-        libc::pthread_atfork(None, None, Some(in_child));
-        libc::atexit(at_exit);
-    }
-    Some(Own { cache, process: system::process(), statistics })
+    unsafe { libc::atexit(at_exit) };
+    Some(Own { cache, watcher, process: system::process(), statistics })
 }
 
-extern "C" fn in_child() {
+/// What a child does first that was forked.
+pub(crate) extern "C" fn in_child() {
+    // Later a child of its own may have the number of the process that has the cache.
+    if MAKER.load(Ordering::Relaxed) != 0 {
+        MAKER.store(NONE, Ordering::Relaxed);
+    }
     mounts::give_up_in_child();
 }
 
 extern "C" fn at_exit() {
     let Some(Some(own)) = OWN.get() else { return };
-    if own.process != system::process() {
+    if own.process != system::process() || MAKER.load(Ordering::Relaxed) == NONE {
         return;
     }
     if let (Some(path), Some(statistics)) = (&own.statistics, own.cache.statistics()) {
@@ -198,7 +231,7 @@ extern "C" fn at_exit() {
 
 /// The process, and its figures. One write appends it: other processes may write to the file, too.
 fn as_line(statistics: &Statistics) -> String {
-    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    let name = fs::read_to_string("/proc/self/comm").unwrap_or_default();
     let Statistics { faults, hits, misses, read_ahead, read_ahead_hits, evictions, frames, .. } =
         statistics;
     format!(

@@ -161,7 +161,12 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
     {
         // SAFETY: it is in the table, whose lock is held.
         mounts::with_owner(range, |number| unsafe { owner::advise(number, advice) });
-        return 0;
+        // Of a Morsel all pages are there. Those of a cache come, as far as they fit.
+        if advice != libc::MADV_POPULATE_READ || mounts::have_for_good(range) {
+            return 0;
+        }
+        // SAFETY: the caller's promise.
+        return (unsafe { libc::syscall(libc::SYS_madvise, address, length, advice) }) as c_int;
     }
     if !give_up(range) {
         return -1;

@@ -56,6 +56,11 @@ impl Watcher {
         Some(Self { thread: receiver.recv().ok()? })
     }
 
+    /// Has the thread look for leases that are to end.
+    pub(crate) fn look(self) {
+        system::send_signal(self.thread, SIGNAL);
+    }
+
     /// Takes a lease by a descriptor that only the keeper has.
     pub(crate) fn take(self, file: &File) -> Lease {
         let file = file.as_raw_fd();
@@ -66,6 +71,11 @@ impl Watcher {
             _ => Lease::Impossible,
         }
     }
+}
+
+/// Whether the program has a lease by a descriptor of its own.
+pub(crate) fn has(file: c_int) -> bool {
+    system::file_control(file, libc::F_GETLEASE, 0).is_ok_and(|lease| lease != libc::F_UNLCK)
 }
 
 /// Whether a lease that was taken is to end, or has ended because that took too long.

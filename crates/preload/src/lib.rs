@@ -13,6 +13,7 @@ mod calls;
 mod keeper;
 mod lease;
 mod list;
+mod load;
 mod lock;
 mod mounts;
 mod owner;

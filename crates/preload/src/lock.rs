@@ -33,6 +33,19 @@ pub(crate) fn locked<T>(recover: impl FnOnce(), work: impl FnOnce() -> T) -> T {
     result
 }
 
+/// The same in a child that was just forked, which has no other thread. It may have the number that
+/// the holder's process has in another namespace, or had.
+pub(crate) fn locked_in_child<T>(recover: impl FnOnce(), work: impl FnOnce() -> T) -> T {
+    let is_held = OWNER.swap(0, Ordering::Acquire) != 0;
+    let work = || {
+        if is_held {
+            recover();
+        }
+        work()
+    };
+    locked(|| {}, work)
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
@@ -52,5 +65,9 @@ mod tests {
         OWNER.store(system::process() + 1, Ordering::Relaxed);
         assert_eq!((locked(recover, || 2), recovered.get()), (2, 1));
         assert_eq!((locked(recover, || 3), recovered.get()), (3, 1));
+        // A child may have the number of its parent.
+        OWNER.store(system::process(), Ordering::Relaxed);
+        assert_eq!((locked_in_child(recover, || 4), recovered.get()), (4, 2));
+        assert_eq!((locked_in_child(recover, || 5), recovered.get()), (5, 2));
     }
 }

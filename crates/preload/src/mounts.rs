@@ -13,7 +13,8 @@
 //!
 //! Invariants: entries change under the lock. A thread may read them without it to ask about its
 //! own memory: an entry for that memory existed before the thread had the memory, or there is none.
-//! `end` is 0 while other words change, so no reader sees words of two entries.
+//! `end` is 0 while a place gets another mount, so no reader sees words of two mounts. A part that
+//! becomes smaller is there all the time.
 //! An entry is removed before its memory is unmapped: a child that is forked in between has a mount
 //! that its table lacks, which does no harm; its table never has a part that is not mapped.
 #![allow(unsafe_code)]
@@ -99,6 +100,13 @@ impl Place {
         self.extent.store(part.extent, Ordering::Relaxed);
         self.anchor.store(part.anchor, Ordering::Relaxed);
         self.owner.store(part.owner, Ordering::Relaxed);
+        self.end.store(part.end, Ordering::Release);
+    }
+
+    /// Makes the part end earlier, or begin later: one store, so that every reader, and a child that
+    /// is forked now, sees the part as it was or as it is.
+    fn shrink(&self, part: &Part) {
+        self.start.store(part.start, Ordering::Release);
         self.end.store(part.end, Ordering::Release);
     }
 
@@ -195,7 +203,7 @@ fn locked<T>(work: impl FnOnce() -> T) -> T {
 /// In a child that was just forked: puts files in the place of what the child does not have.
 pub(crate) fn give_up_in_child() {
     let owned = || parts().map(|(_, part)| part).find(|part| part.owner != 0);
-    lock::locked(forget_transit, || {
+    lock::locked_in_child(forget_transit, || {
         while let Some(mount) = owned() {
             // SAFETY: mount and anchor are of the table, and nothing is in transit.
             unsafe { give_file(&mount) };
@@ -281,9 +289,9 @@ unsafe fn take_off(mount: &Part, range: &Range<usize>) -> Answer {
         let [left, right] = part.without(range);
         match (left.is_empty(), right.is_empty()) {
             (true, true) => place.clear(),
-            (false, true) => place.set(&left),
-            (true, false) => place.set(&right),
-            (false, false) if put(&right) => place.set(&left),
+            (false, true) => place.shrink(&left),
+            (true, false) => place.shrink(&right),
+            (false, false) if put(&right) => place.shrink(&left),
             // The table is full: a file's mapping needs no place in it. SAFETY: the caller's
             // promise.
             (false, false) => unsafe {
@@ -325,18 +333,18 @@ pub(crate) fn give_up(range: &Range<usize>) -> bool {
     })
 }
 
-/// Replaces the mounts of the files whose leases are to end. Returns false if that is not possible.
+/// Replaces the mounts of the files whose leases are to end. Returns false if that is not possible
+/// for one of them.
 pub(crate) fn give_up_broken() -> bool {
     locked(|| {
-        // SAFETY: the table has the owner.
-        let is_broken = |part: &Part| part.owner != 0 && unsafe { owner::is_broken(part.owner) };
-        while let Some((_, mount)) = parts().find(|(_, part)| is_broken(part)) {
-            // SAFETY: mount and anchor are of the table.
-            if !unsafe { replace(&mount) } {
-                return false;
-            }
+        let mut are_all = true;
+        for place in &TABLE[..EVER.load(Ordering::Acquire)] {
+            // A replacement may have cleared other places.
+            let Some(mount) = place.part().filter(|part| part.owner != 0) else { continue };
+            // SAFETY: the table has the owner; mount and anchor are of the table.
+            are_all &= unsafe { !owner::is_broken(mount.owner) || replace(&mount) };
         }
-        true
+        are_all
     })
 }
 

@@ -7,7 +7,9 @@
 
 use std::ffi::c_int;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
 use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vellum_aquila::{Advice, Mapping};
 
@@ -26,9 +28,30 @@ struct Owner {
 /// Those that no table has any more.
 static RETIRED: List<Owner> = List::new();
 
+/// All that have not ended. Only the keeper uses it.
+static ALL: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
 /// Gives a number to a mapping of a file with a lease, which lives until it is retired.
 pub(crate) fn number_of(mapping: Mapping, (file, lease): (File, Lease)) -> usize {
-    Box::into_raw(Box::new(Node::new(Owner { mapping, file, lease }))).expose_provenance()
+    let node = Box::new(Node::new(Owner { mapping, file, lease }));
+    let number = Box::into_raw(node).expose_provenance();
+    all().push(number);
+    number
+}
+
+fn all() -> MutexGuard<'static, Vec<usize>> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether an owner has a lease of this file that is to end, or has ended: it may have pages from
+/// before. The caller is the keeper.
+pub(crate) fn has_broken(file: &File) -> bool {
+    let inode = |file: &File| file.metadata().map(|data| (data.dev(), data.ino())).ok();
+    let this = inode(file);
+    // SAFETY: the keeper has not ended them.
+    let broken =
+        |number: &usize| unsafe { inode(&owner(*number).file) == this && is_broken(*number) };
+    this.is_none() || all().iter().any(broken)
 }
 
 fn pointer(number: usize) -> *mut Node<Owner> {
@@ -111,6 +134,7 @@ pub(crate) unsafe fn retire(number: usize) {
 /// Ends all owners that are retired. The caller is the keeper.
 pub(crate) fn end_retired() {
     for pointer in RETIRED.take() {
+        all().retain(|number| *number != pointer.expose_provenance());
         // SAFETY: it was given away when it got its number, and is in no list any more.
         drop(unsafe { Box::from_raw(pointer) });
     }

@@ -61,13 +61,19 @@ struct Ways {
     morsel: Rules,
 }
 
+/// Empty if the environment asks for nothing.
+static WAYS: OnceLock<Ways> = OnceLock::new();
+
+/// Reads the rules, before there are threads: in a child of a fork a thread of its parent may read
+/// them for ever.
+pub(crate) fn read_rules() {
+    let [cache, morsel] = rules::VARIABLES.map(Rules::of_environment);
+    let _ = WAYS.set(Ways { cache, morsel });
+}
+
 /// What is mapped instead of a file; `None` if the file itself is to be mapped.
 fn way_of(file: &File, request: &Request) -> Option<Way> {
-    static WAYS: OnceLock<Ways> = OnceLock::new();
-    let ways = WAYS.get_or_init(|| {
-        let [cache, morsel] = rules::VARIABLES.map(Rules::of_environment);
-        Ways { cache, morsel }
-    });
+    let ways = WAYS.get()?;
     if ways.cache.are_none() && ways.morsel.are_none() {
         return None;
     }

@@ -172,6 +172,29 @@ pub(crate) fn wait_for_signal(signal: c_int) {
     while wait() != c_long::from(signal) {}
 }
 
+/// Sends a signal to a thread of this process.
+pub(crate) fn send_signal(thread: c_int, signal: c_int) {
+    // SAFETY: takes no memory.
+    unsafe { libc::syscall(libc::SYS_tgkill, process(), thread, signal) };
+}
+
+/// Whether this is a thread of the library's, by its name.
+pub(crate) fn is_own_thread() -> bool {
+    let mut name = [0_u8; 16];
+    // SAFETY: the call writes at most 16 bytes.
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    name.starts_with(b"vellum-")
+}
+
+/// Faults a range in, as far as that is possible.
+///
+/// # Safety
+/// The range is mapped.
+pub(crate) unsafe fn populate(start: usize, length: usize) {
+    // SAFETY: the caller's promise; no contents change.
+    unsafe { libc::syscall(libc::SYS_madvise, start, length, libc::MADV_POPULATE_READ) };
+}
+
 /// The number of this thread.
 pub(crate) fn thread() -> c_int {
     // SAFETY: takes no arguments. Numbers of threads are small.

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::thread;
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, getpgrp, pidfd_open, pidfd_send_signal};
+use rustix::termios::tcgetpgrp;
 use signal_hook::low_level::pipe;
 use vellum_aquila::{Backend, BackendChoice, Faults, Options};
 
@@ -127,7 +128,7 @@ fn status(command: &mut Command) -> io::Result<ExitStatus> {
         let process = Arc::clone(&process);
         thread::spawn(move || {
             while reader.read_exact(&mut [0]).is_ok() {
-                if PASSED.contains(&signal) {
+                if PASSED.contains(&signal) || !has_terminal() {
                     // It may have ended.
                     let _ = pidfd_send_signal(&*process, signal);
                 }
@@ -135,6 +136,12 @@ fn status(command: &mut Command) -> io::Result<ExitStatus> {
         });
     }
     child.wait()
+}
+
+/// Whether the processes of this group get the signals of a terminal.
+fn has_terminal() -> bool {
+    let terminal = File::open("/dev/tty");
+    terminal.is_ok_and(|terminal| tcgetpgrp(terminal).ok() == Some(getpgrp()))
 }
 
 /// Finds out now whether the program will have a cache: there it could not say so.

@@ -120,7 +120,8 @@ fn look_at(process: u32, cache: &LiveCache, all: bool) -> Outcome<Option<Look>> 
     match cache.statistics() {
         Ok(statistics) => {
             let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-            let name = name.trim_end().to_owned();
+            // A process may call itself anything.
+            let name = name.trim_end().replace(char::is_control, "?");
             Ok(Some(Look { process, name, when, statistics }))
         }
         Err(_) if all => Ok(None),
