@@ -103,8 +103,8 @@ impl Place {
         self.end.store(part.end, Ordering::Release);
     }
 
-    /// Makes the part end earlier, or begin later: one store, so that every reader, and a child that
-    /// is forked now, sees the part as it was or as it is.
+    /// Makes the part end earlier, or begin later: one store, so that every reader, and a child
+    /// that is forked now, sees the part as it was or as it is.
     fn shrink(&self, part: &Part) {
         self.start.store(part.start, Ordering::Release);
         self.end.store(part.end, Ordering::Release);
@@ -527,6 +527,27 @@ mod tests {
         assert!(!touch(&mount.mount()) && parts_of(&mount).is_empty());
         off(&mount, 0..16);
         assert_eq!(pages(&mount), "-".repeat(16));
+    }
+
+    #[test]
+    fn a_part_that_becomes_smaller_is_always_there() {
+        const END: usize = 1 << 40;
+        let place = Place::free();
+        let part = Part { start: PAGE, end: END, base: PAGE, extent: END, anchor: 0, owner: 0 };
+        place.set(&part);
+        let is_done = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for pages in 2..100_000 {
+                    place.shrink(&Part { start: pages * PAGE, ..part });
+                }
+                is_done.store(1, Ordering::Release);
+            });
+            while is_done.load(Ordering::Acquire) == 0 {
+                let seen = place.part().expect("it was gone for a moment");
+                assert!(seen.end == END && seen.base == PAGE, "{seen:?}");
+            }
+        });
     }
 
     #[test]

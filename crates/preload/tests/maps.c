@@ -477,6 +477,85 @@ static void descriptors(int file, size_t bytes)
 	fcntl(file, F_SETLK, &lock);
 }
 
+static struct {
+	pthread_barrier_t barrier;
+	unsigned char *base;
+	size_t pages;
+	int rounds;
+} halves;
+
+/* Unmaps the second half of each mapping, from its end on. */
+static void *unmap_second(void *unused)
+{
+	for (int round = 0; round < halves.rounds; round++) {
+		pthread_barrier_wait(&halves.barrier);
+		for (size_t page = halves.pages - 1; page > halves.pages / 2; page--)
+			if (munmap(halves.base + 4096 * page, 4096))
+				fail("munmap of a page");
+		pthread_barrier_wait(&halves.barrier);
+	}
+	return unused;
+}
+
+/* Two threads unmap parts of one mapping: nothing is left. A child that is forked meanwhile has the
+ * page between the halves. */
+static void apart(int file, size_t bytes)
+{
+	pthread_t thread;
+
+	halves.pages = (bytes + 4095) / 4096;
+	halves.rounds = 100;
+	pthread_barrier_init(&halves.barrier, NULL, 2);
+	if (pthread_create(&thread, NULL, unmap_second, NULL))
+		fail("a thread");
+	for (int round = 0; round < halves.rounds; round++) {
+		size_t half = halves.pages / 2;
+		unsigned char *base = halves.base = whole(file, bytes);
+		pid_t child = -1;
+
+		pthread_barrier_wait(&halves.barrier);
+		if (round % 4 == 0) {
+			child = fork();
+			if (child == 0)
+				_exit(base[4096 * half] != 4096 * half % 251);
+		}
+		for (size_t page = 0; page < half; page++)
+			if (munmap(base + 4096 * page, 4096))
+				fail("munmap of a page");
+		if (round % 4 == 0)
+			wait_for(child);
+		check(base + 4096 * half, 4096 * half, 4096);
+		pthread_barrier_wait(&halves.barrier);
+		if (munmap(base + 4096 * half, 4096))
+			fail("munmap of the last page");
+		void *place = mmap(base, 4096 * halves.pages, PROT_NONE,
+				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+		if (place != base)
+			fail("a page that was unmapped is still there");
+		munmap(base, 4096 * halves.pages);
+	}
+	pthread_join(thread, NULL);
+	pthread_barrier_destroy(&halves.barrier);
+}
+
+/* A file in memory whose first descriptor writes. */
+static void memory_file(void)
+{
+	char path[64], byte = 'a';
+	int writer = memfd_create("test", 0);
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", writer);
+	int reader = open(path, O_RDONLY);
+	if (writer < 0 || reader < 0 || ftruncate(writer, 100000) || write(writer, &byte, 1) != 1)
+		fail("a file in memory");
+	unsigned char *base = whole(reader, 100000);
+	if (base[0] != 'a' || pwrite(writer, "b", 1, 0) != 1 || base[0] != 'b')
+		fail("what was written to memory is not there");
+	munmap(base, 100000);
+	close(writer);
+	close(reader);
+}
+
 static void write_byte(const char *path, size_t at, unsigned char byte)
 {
 	int file = open(path, O_RDWR);
@@ -574,6 +653,8 @@ int main(int count, char **arguments)
 	together(file, bytes);
 	stores(file, bytes);
 	holes(file, bytes);
+	apart(file, bytes);
+	memory_file();
 	descriptors(file, bytes);
 	duplicate(file, bytes);
 	signals(file, bytes);
