@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::panic::catch_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -150,7 +150,8 @@ fn work() {
     for wish in WISHES.take() {
         // SAFETY: the thread that has it waits until it is answered.
         let wish = unsafe { &(*wish).value };
-        let owner = own.map(wish).unwrap_or(0);
+        // The thread waits for an answer, whatever happens.
+        let owner = catch_unwind(AssertUnwindSafe(|| own.map(wish))).ok().flatten().unwrap_or(0);
         wish.owner.store(owner, Ordering::Relaxed);
         let is_answered = ptr::from_ref(&wish.is_answered);
         wish.is_answered.store(1, Ordering::Release);
