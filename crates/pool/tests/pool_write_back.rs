@@ -174,10 +174,10 @@ fn a_sync_waits_for_earlier_writes_and_fails_as_they_do() {
     let pool = open(device.clone(), PoolOptions { evictors: 0, ..options(16) });
     new_page(&pool, 1, 1);
     plan.fail_nth(Operation::Write, 1, Fault::Error(Errno::IO));
-    let (writes, goes_on) = (AtomicU64::new(0), Arc::new(AtomicBool::new(false)));
-    let may_go_on = goes_on.clone();
+    let (writes, goes_on) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let (held, may_go_on) = (writes.clone(), goes_on.clone());
     device.set_hook(move |call| {
-        if matches!(call, Call::AfterWrite(_)) && writes.fetch_add(1, Ordering::SeqCst) == 0 {
+        if matches!(call, Call::AfterWrite(_)) && held.fetch_add(1, Ordering::SeqCst) == 0 {
             while !may_go_on.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
@@ -186,7 +186,7 @@ fn a_sync_waits_for_earlier_writes_and_fails_as_they_do() {
     std::thread::scope(|scope| {
         let _goes_on = SetWhenDropped(&goes_on);
         let first = scope.spawn(|| pool.write_dirty());
-        eventually("the first write has begun", || plan.counts().writes == 1);
+        eventually("the first write is held", || writes.load(Ordering::SeqCst) == 1);
         let second = scope.spawn(|| pool.sync());
         eventually("the second write has ended", || pool.dirty_pages() == 0);
         std::thread::sleep(std::time::Duration::from_millis(50));
