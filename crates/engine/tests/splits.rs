@@ -63,6 +63,57 @@ fn runs_that_take_turns_fill_their_leaves() {
     }
 }
 
+/// The fill after transactions that insert ten entries each.
+fn fill_after_groups(groups: impl Iterator<Item = [Vec<u8>; 10]>, value: &[u8]) -> f64 {
+    let (_, store) = memory_store(1500, 1);
+    let tree = store.create_tree("t").unwrap();
+    for keys in groups {
+        let mut transaction = store.begin().unwrap();
+        keys.iter().for_each(|key| transaction.insert(&tree, key, value).unwrap());
+        transaction.commit().unwrap();
+    }
+    let stat = tree.stat().unwrap();
+    assert_sound(&store);
+    stat.used_bytes as f64 / stat.page_bytes as f64
+}
+
+/// The same runs, of which a transaction inserts the next ten entries. With splits in the middle
+/// they would be 0.49, 0.50 and 0.76 full.
+#[test]
+fn runs_of_transactions_fill_their_leaves() {
+    let (small, large) = (&[7; 20][..], &[7; 400][..]);
+    let cases = [
+        (30u32, 400, small, false, 0.9),
+        (30, 400, small, true, 0.9),
+        (3, 200, large, false, 0.85),
+    ];
+    for (tenants, each, value, descending, least) in cases {
+        let (mut random, mut times) = (Random(7), vec![0u32; tenants as usize]);
+        let groups = (0..tenants * each).map(|_| {
+            let tenant = random.below(tenants.into()) as u32;
+            std::array::from_fn(|_| {
+                let time = &mut times[tenant as usize];
+                *time += 1;
+                let time = if descending { u32::MAX - *time } else { *time };
+                [tenant.to_be_bytes(), time.to_be_bytes()].concat()
+            })
+        });
+        let fill = fill_after_groups(groups, value);
+        assert!(fill > least, "{tenants} tenants, {descending}: {fill}");
+    }
+}
+
+#[test]
+fn random_inserts_of_transactions_do_not_look_like_runs() {
+    for (len, least) in [(20, 0.67), (200, 0.66), (400, 0.64)] {
+        let mut random = Random(3);
+        let mut key = |_| random.below(u64::MAX).to_be_bytes().to_vec();
+        let mut keys = (0..20_000 / 10).map(|_| std::array::from_fn(&mut key));
+        let fill = fill_after_groups(&mut keys, &vec![7; len]);
+        assert!(fill > least, "{len}: {fill}");
+    }
+}
+
 /// Random keys leave leaves as full as balanced splits do.
 #[test]
 fn random_inserts_do_not_look_like_runs() {

@@ -84,6 +84,18 @@ fn put(bytes: &mut [u8], key: &[u8], value: &[u8]) -> bool {
     }
 }
 
+/// Puts a value of this length, or removes the entry. Returns false if the node has no room.
+fn change(bytes: &mut [u8], key: &[u8], len: Option<usize>) -> bool {
+    let Some(len) = len else {
+        let position = Node::new(&*bytes).find(key).unwrap();
+        if position.exact {
+            NodeMut::new(bytes).remove(position.index);
+        }
+        return true;
+    };
+    put(bytes, key, &vec![9; len])
+}
+
 fn run(bytes: &mut [u8], model: &mut Model, actions: &[Action], limits: NodeLimits) {
     for action in actions {
         match action {
@@ -151,6 +163,56 @@ proptest! {
             check(&bytes).unwrap();
             prop_assert_eq!(entries(&bytes), model);
         }
+    }
+
+    #[test]
+    fn splits_for_several_changes_make_room(
+        (frames, actions) in actions(),
+        others in prop::collection::btree_map(key(500), prop::option::of(0..2000usize), 0..40),
+        run_after in key(500),
+        run_len in 0..30u32,
+    ) {
+        let limits = NodeLimits::for_page_size(frames as usize * 4096);
+        let mut bytes = page_of(frames);
+        NodeMut::format(&mut bytes, 0, Fences::default(), 0);
+        let mut model = Model::new();
+        run(&mut bytes, &mut model, &actions, limits);
+        let mut changes = others;
+        for number in 0..run_len {
+            changes.insert([&run_after[..], &number.to_be_bytes()].concat(), Some(100));
+        }
+        for (key, len) in &mut changes {
+            *len = len.map(|len| len.min(limits.max_inline_value(key.len())));
+            match len {
+                Some(len) => model.insert(key.clone(), vec![9; *len]),
+                None => model.remove(key),
+            };
+        }
+
+        let (mut done, mut splits) = (Model::new(), 0);
+        let mut leaves = vec![bytes];
+        while let Some(mut leaf) = leaves.pop() {
+            let here: Vec<(&[u8], Option<usize>)> = changes
+                .iter()
+                .filter(|(key, _)| Node::new(&leaf[..]).covers(key).unwrap())
+                .map(|(key, len)| (&key[..], *len))
+                .collect();
+            let mut changed = leaf.clone();
+            if here.iter().all(|(key, len)| change(&mut changed, key, *len)) {
+                check(&changed).unwrap();
+                done.extend(entries(&changed));
+                continue;
+            }
+            let split = plan_split_for(Node::new(&leaf[..]), &here).unwrap();
+            let mut left = page_of(frames);
+            split_off_left(&mut leaf, &mut left, &split).unwrap();
+            check(&left).unwrap();
+            check(&leaf).unwrap();
+            leaves.extend([leaf, left]);
+            splits += 1;
+            prop_assert!(splits <= 2 * changes.len(), "{splits} splits");
+        }
+        prop_assert_eq!(done, model);
     }
 
     #[test]
@@ -225,7 +287,10 @@ proptest! {
         // A change of a node that passes the check of bounds must not panic, even if the node is
         // unsound.
         if check_bounds(&bytes).is_ok() {
-            if let Ok(split) = plan_split(node, &probe) {
+            let after = [&probe[..], b"+"].concat();
+            let changes = [(&probe[..], Some(10)), (&after[..], Some(10))];
+            for split in [plan_split(node, &probe), plan_split_for(node, &changes)] {
+                let Ok(split) = split else { continue };
                 let mut left = page_of(frames);
                 let mut right = bytes.clone();
                 let _ = split_off_left(&mut right, &mut left, &split);

@@ -515,8 +515,11 @@ pub fn plan_split(node: Node<&[u8]>, incoming: &[u8]) -> Result<Split, Torn> {
 }
 
 /// Chooses where to split a leaf that has no room for several changes: keys in ascending order,
-/// each with the length of its new payload, or `None` if it is removed. The node covers them. What
-/// the leaf is to have afterwards is divided into two halves, or into a full leaf and the rest.
+/// each with the length of its new payload, or `None` if it is removed. The node covers them.
+///
+/// If the new entries go on with a run, or are at an end of the level, the leaf is split there, as
+/// [`plan_split`] does. Otherwise what the leaf is to have afterwards is divided into two halves,
+/// or into a full leaf and the rest.
 ///
 /// # Errors
 /// [`Torn`] if the node is damaged.
@@ -524,6 +527,9 @@ pub fn plan_split_for(
     node: Node<&[u8]>,
     changes: &[(&[u8], Option<usize>)],
 ) -> Result<Split, Torn> {
+    if let Some(split) = plan_run_split(node, changes)? {
+        return Ok(split);
+    }
     // The keys of the entries, what they take, and whether the leaf has them already.
     let (mut entries, mut rest) = (Vec::new(), changes);
     let new =
@@ -572,6 +578,81 @@ pub fn plan_split_for(
     }
 }
 
+/// The split where all new entries of a leaf go on with a run, or lie at an end of the level.
+fn plan_run_split(
+    node: Node<&[u8]>,
+    changes: &[(&[u8], Option<usize>)],
+) -> Result<Option<Split>, Torn> {
+    let (count, mut at) = (node.count()?, None);
+    let mut new = Vec::with_capacity(changes.len());
+    for (key, len) in changes {
+        let (Some(len), position) = (len, node.find_slot(key)?) else { continue };
+        if position.exact {
+            continue;
+        }
+        if *at.get_or_insert(position.index) != position.index {
+            return Ok(None);
+        }
+        new.push((*key, *len));
+    }
+    let Some(at) = at else { return Ok(None) };
+    let of_groups = match new.len() < *RUN_LEN.start() {
+        true => None,
+        false => run_of_groups(node, at, count)?,
+    };
+    let run = match of_groups.map_or_else(|| run_at(node, at, count), |run| Ok(Some(run)))? {
+        Some(run) => run,
+        // A split before this one has made the leaf for the run.
+        None if count == 0 => Run::Ascending,
+        None if at == count && node.upper()?.is_none() => Run::Ascending,
+        None if at == 0 && node.lower()?.is_none() => Run::Descending,
+        None => return Ok(None),
+    };
+    let size_of = |mut slots: std::ops::Range<usize>| {
+        slots.try_fold(0, |size, index| {
+            Ok(size + LEAF_SLOT + node.suffix(index)?.len() + node.payload_place(index)?.len)
+        })
+    };
+    let sizes = [size_of(0..at)?, size_of(at..count)?];
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    if at > 0 {
+        node.key_into(at - 1, &mut before)?;
+    }
+    if at < count {
+        node.key_into(at, &mut after)?;
+    }
+    // How many of the new entries go to the left leaf. The leaf of the run becomes as full as it
+    // can be. A few entries beyond the run stay with some of the new ones.
+    let (capacity, ascending) = (capacity(node.bytes().len()), run == Run::Ascending);
+    let is_few = sizes[usize::from(ascending)] <= capacity / 8;
+    let least = usize::from(at == 0 || is_few && !ascending);
+    let most = new.len() - usize::from(at == count || is_few && ascending);
+    for step in 0..(most + 1).saturating_sub(least) {
+        let left = if ascending { most - step } else { least + step };
+        let low = left.checked_sub(1).map_or(&before[..], |last| new[last].0);
+        let high = new.get(left).map_or(&after[..], |(key, _)| key);
+        if low >= high {
+            return Ok(None);
+        }
+        let split = Split { left: at, separator: separator(low, high).to_vec() };
+        let (lower, upper) = (node.lower()?, node.upper()?);
+        let middle = Some(&split.separator[..]);
+        let (fences, size, slots, new) = match ascending {
+            true => (Fences { lower, upper: middle }, sizes[0], at, &new[..left]),
+            false => (Fences { lower: middle, upper }, sizes[1], count - at, &new[left..]),
+        };
+        let prefix = fences.prefix_len();
+        let of_new: usize = new.iter().map(|(key, len)| LEAF_SLOT + key.len() + len).sum();
+        // The suffixes become shorter if the prefix becomes longer.
+        let longer = prefix.checked_sub(node.prefix_len()?).ok_or(Torn)?;
+        let shorter = slots * longer + new.len() * prefix;
+        if fences.size() + size + of_new <= capacity + shorter && halves_fit(node, &split)? {
+            return Ok(Some(split));
+        }
+    }
+    Ok(None)
+}
+
 /// Whether the entries next to `at` were inserted in order, and recently.
 ///
 /// The heap grows downwards, so of two cells the one with the lower offset is newer. A split or a
@@ -603,6 +684,24 @@ fn run_at(node: Node<&[u8]>, at: usize, count: usize) -> Result<Option<Run>, Tor
         }
     }
     Ok(None)
+}
+
+/// The run that a group of new entries goes on with, to judge by the entries next to `at`: groups
+/// that come one before the other are each in ascending order, and [`run_at`] does not see them.
+fn run_of_groups(node: Node<&[u8]>, at: usize, count: usize) -> Result<Option<Run>, Torn> {
+    if at == count {
+        return Ok(Some(Run::Ascending));
+    }
+    let (top, end) = (node.u16_at(HEAP_TOP)?, heap_end(node.bytes().len()));
+    let middle = top + end.checked_sub(top).ok_or(Torn)? / 2;
+    let offset = |index: usize| node.u16_at(SLOTS + index * LEAF_SLOT + SLOT_OFFSET);
+    // As in `run_at`, the lower one is the newer one.
+    let (before, after) = (if at > 0 { offset(at - 1)? } else { end }, offset(at)?);
+    Ok(match before < after {
+        _ if before.min(after) >= middle => None,
+        true => Some(Run::Ascending),
+        false => Some(Run::Descending),
+    })
 }
 
 /// A split at the end of a run. If the entries beyond the run are few, they stay with the run.
