@@ -352,6 +352,9 @@ impl PageStore {
     ///
     /// # Errors
     /// [`Conflicting`] if what the transaction has read has changed. Then nothing is kept.
+    ///
+    /// The caller calls [`reclaim_versions`](Self::reclaim_versions) when it has released the
+    /// leaves: other threads want them.
     pub(crate) fn keep_versions_unless_conflicting(
         &self,
         validation: Validation<'_>,
@@ -362,6 +365,13 @@ impl PageStore {
         let kept = self.versions.keep_unless_conflicting(validation, replaced, pin, &mut unpinned);
         self.unpin(&unpinned);
         kept
+    }
+
+    /// Drops some of the old values that no view needs any more, after a change of so many entries.
+    pub(crate) fn reclaim_versions(&self, changed: usize) {
+        let mut unpinned = Vec::new();
+        self.versions.reclaim_some(changed, &mut unpinned);
+        self.unpin(&unpinned);
     }
 
     /// No version has these values any more. Returns whether pages can be freed.

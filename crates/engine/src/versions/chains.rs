@@ -30,7 +30,7 @@ use crate::sync::{
 };
 use crate::versions::entry::{EntryHash, Old, Replaced, Time};
 use crate::versions::lists::{Chain, Lists, Tally};
-use crate::versions::views::FoundViews;
+use crate::versions::views::{Apart, FoundViews};
 
 /// The number of buckets. In this crate's own tests it is so small that entries share some.
 const BUCKETS: usize = if cfg!(test) { 8 } else { 512 };
@@ -53,6 +53,10 @@ const FRESH: usize = 256;
 /// is less than old values may take: a store that is full of them allows no change.
 const LEFT: u64 = 1024;
 const LEFT_BYTES: u64 = 1 << 20;
+
+/// A register has the times of changes of so many trees; several trees share one. They take two
+/// cache lines.
+const TREE_TIMES: usize = 16;
 
 /// A register keeps the memory of a tree that has no chains, if it has so many trees at most.
 const EMPTY_TREES: usize = 16;
@@ -136,6 +140,15 @@ struct LockedRegister {
     /// The number of entries. It grows before a change takes its time.
     chains: AtomicU64,
     register: RwLock<Register>,
+    /// For each tree, a time that is not before the newest change that a thread of this register
+    /// has kept there.
+    tree_times: Apart<[AtomicU64; TREE_TIMES]>,
+}
+
+impl LockedRegister {
+    fn tree_time(&self, tree: u32) -> &AtomicU64 {
+        &self.tree_times.0[tree as usize % TREE_TIMES]
+    }
 }
 
 /// A count of what threads share. One thread may have dropped what another one has kept and not
@@ -199,6 +212,11 @@ impl Chains {
         self.registers.iter().map(|shared| read_soon(&shared.register).fresh.len()).sum()
     }
 
+    /// The register of this thread.
+    fn own(&self) -> &LockedRegister {
+        &self.registers[thread_number() % REGISTERS]
+    }
+
     fn bucket(&self, entry: EntryHash) -> &RwLock<Lists> {
         &self.buckets[entry.bucket(BUCKETS)].0
     }
@@ -211,7 +229,7 @@ impl Chains {
         places.iter().for_each(|place| prefetch_value(&self.buckets[*place]));
         places.sort_unstable();
         places.dedup();
-        let shared = &self.registers[thread_number() % REGISTERS];
+        let shared = self.own();
         let register = write_soon(&shared.register);
         let lock = |place: usize| (place, write_soon(&self.buckets[place].0));
         let buckets = places.into_iter().map(lock).collect();
@@ -240,6 +258,13 @@ impl Chains {
         }
         found.sort_unstable_by(|(one, ..), (other, ..)| one.cmp(other));
         found
+    }
+
+    /// Whether an entry of a tree may have changed after this time. Asks no lock, as the table of
+    /// `changed.rs` does for one entry.
+    pub(crate) fn may_have_changed(&self, tree: u32, since: Time) -> bool {
+        let time_of = |shared: &LockedRegister| shared.tree_time(tree).load(Ordering::SeqCst);
+        self.registers.iter().any(|shared| time_of(shared) > since)
     }
 
     /// Whether an entry has changed between two times. May be wrong with the answer true.
@@ -290,6 +315,40 @@ impl Chains {
                 self.add(&mut register.tally);
             }
         }
+    }
+
+    /// Whether the register of this thread has entries.
+    pub(crate) fn has_own(&self) -> bool {
+        self.own().chains.load(Ordering::Relaxed) > 0
+    }
+
+    /// Drops some versions in the register of this thread that no view needs, after a change of so
+    /// many entries: none of the views that `find_views` finds, and none is older than `oldest`.
+    /// The caller has locked no bucket.
+    pub(crate) fn reclaim_own<'v>(
+        &self,
+        changed: usize,
+        find_views: impl FnOnce() -> FoundViews<'v>,
+        oldest: Time,
+        unpinned: &mut Vec<BlobRef>,
+    ) {
+        let shared = self.own();
+        let mut register = write_soon(&shared.register);
+        let most = RECLAIMED_PER_CHANGE.max(2 * changed);
+        match find_views() {
+            // The list of views is locked, and its lock comes after those of buckets.
+            views @ FoundViews::Many(_) => {
+                drop(views);
+                register.forget_fresh(oldest);
+                let more = register.fresh.len().saturating_sub(FRESH);
+                register.fresh.drain(..more);
+            }
+            views @ FoundViews::Few(_) => {
+                self.drop_fresh(&mut register, most, &views, oldest, unpinned);
+            }
+        }
+        self.reclaim_some(shared, &mut register, most, oldest, unpinned);
+        self.count_soon(&mut register);
     }
 
     /// Drops the versions of up to `most` entries of a register that no view needs. The caller has
@@ -367,6 +426,19 @@ impl Chains {
         }
     }
 
+    /// Adds what a register has counted to what threads share, if that is much.
+    fn count_soon(&self, Register { queue, tally, .. }: &mut Register) {
+        // Modulo 2 to the power of 64, so less than nothing is very much.
+        let is_much = |of: u64, most: u64| of.wrapping_add(most) > 2 * most;
+        if is_much(tally.bytes, COUNTED_BYTES)
+            || is_much(tally.chains, COUNTED_CHAINS)
+            || tally.blobs != 0
+            || queue.is_empty()
+        {
+            self.add(tally);
+        }
+    }
+
     /// Adds what a register has counted to what threads share.
     fn add(&self, tally: &mut Tally) {
         let Tally { bytes, blobs, chains } = std::mem::take(tally);
@@ -421,6 +493,16 @@ impl LockedChains<'_> {
         }
     }
 
+    /// Notes a change of the trees of these entries, before any other thread sees it.
+    pub(crate) fn note_trees(&self, time: Time, replaced: &[Replaced<'_>]) {
+        let mut last = None;
+        for tree in replaced.iter().map(|replaced| replaced.tree) {
+            if last.replace(tree) != Some(tree) {
+                self.shared.tree_time(tree).fetch_max(time, Ordering::SeqCst);
+            }
+        }
+    }
+
     /// As [`Chain::put`], of an entry that has a chain. Returns the time of the change before; 0 if
     /// there was none.
     pub(crate) fn put(
@@ -459,44 +541,10 @@ impl LockedChains<'_> {
             self.shared.chains.fetch_sub(1, Ordering::SeqCst);
         }
     }
-
-    /// Unlocks the buckets, and drops some versions that no view needs: none of these, and none is
-    /// older than `oldest`.
-    pub(crate) fn reclaim(
-        mut self,
-        views: FoundViews<'_>,
-        oldest: Time,
-        unpinned: &mut Vec<BlobRef>,
-    ) {
-        let (chains, shared) = (self.chains, self.shared);
-        let most = RECLAIMED_PER_CHANGE.max(2 * self.entries);
-        self.buckets.clear();
-        let register = &mut self.register;
-        match views {
-            // The list of views is locked, and its lock comes after those of buckets.
-            FoundViews::Many(_) => {
-                drop(views);
-                register.forget_fresh(oldest);
-                let more = register.fresh.len().saturating_sub(FRESH);
-                register.fresh.drain(..more);
-            }
-            FoundViews::Few(_) => chains.drop_fresh(register, most, &views, oldest, unpinned),
-        }
-        chains.reclaim_some(shared, register, most, oldest, unpinned);
-    }
 }
 
 impl Drop for LockedChains<'_> {
     fn drop(&mut self) {
-        let Register { queue, tally, .. } = &mut *self.register;
-        // Modulo 2 to the power of 64, so less than nothing is very much.
-        let is_much = |of: u64, most: u64| of.wrapping_add(most) > 2 * most;
-        if is_much(tally.bytes, COUNTED_BYTES)
-            || is_much(tally.chains, COUNTED_CHAINS)
-            || tally.blobs != 0
-            || queue.is_empty()
-        {
-            self.chains.add(tally);
-        }
+        self.chains.count_soon(&mut self.register);
     }
 }

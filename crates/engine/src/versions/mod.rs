@@ -234,6 +234,19 @@ impl Versions {
         self.chains.reclaim(self.views.oldest(), unpinned);
     }
 
+    /// Drops some of what no view needs any more, after a change of so many entries: at least as
+    /// much as the change has kept. Adds the blobs that no version needs any more to `unpinned`.
+    pub(crate) fn reclaim_some(&self, changed: usize, unpinned: &mut Vec<BlobRef>) {
+        if self.chains.has_own() {
+            self.chains.reclaim_own(
+                changed,
+                || self.views.find(None),
+                self.views.oldest(),
+                unpinned,
+            );
+        }
+    }
+
     /// The entry of this key, if a change of it may have something to keep. The caller has begun
     /// the change, and asks [`has_nothing_to_keep`](Self::has_nothing_to_keep) later: what that
     /// looks at comes from memory while the thread looks for the leaf.
@@ -291,6 +304,7 @@ impl Versions {
         if let Some(views) = views {
             entries.iter().for_each(|entry| self.noted.note(*entry, views));
         }
+        self.reclaim_some(entries.len(), unpinned);
     }
 
     /// Validates a commit that keeps nothing, because there is no other view. Ends its view.
@@ -309,7 +323,8 @@ impl Versions {
     }
 
     /// Validates a commit, and keeps the old values of its changes. Ends its view. The caller holds
-    /// the locks of the leaves.
+    /// the locks of the leaves, and calls [`reclaim_some`](Self::reclaim_some) when it has released
+    /// them.
     ///
     /// # Errors
     /// [`Conflicting`]. Then nothing is kept.
@@ -355,16 +370,19 @@ impl Versions {
         // entries after this change, because it waited for the leaves.
         let first = self.now() + 1;
         locked.add_missing(first, entries, replaced);
-        entries.iter().for_each(|entry| self.changed.note(first, *entry));
+        let note_change = |time| {
+            entries.iter().for_each(|entry| self.changed.note(time, *entry));
+            locked.note_trees(time, replaced);
+        };
+        note_change(first);
         let time = self.views.next_time();
         if time > first {
-            entries.iter().for_each(|entry| self.changed.note(time, *entry));
+            note_change(time);
         }
         let views = self.views.find(own);
         for (entry, replaced) in entries.iter().zip(replaced) {
             note(locked.put(time, *entry, replaced, &views, &mut pin, unpinned));
         }
-        locked.reclaim(views, self.views.oldest(), unpinned);
         time
     }
 
@@ -407,6 +425,7 @@ impl Versions {
             let bounds = (start.as_ref().map(|key| &key[..]), end.as_ref().map(|key| &key[..]));
             self.loads.after(*tree, since).is_some()
                 || is_range(bounds)
+                    && self.chains.may_have_changed(*tree, since)
                     && self.chains.has_range_changed(*tree, bounds, (since, until), |entry| {
                         self.changed.may_be_after(since, entry)
                     })
@@ -468,7 +487,10 @@ impl Versions {
         }
         // As in `at`.
         let is_hidden = self.loads.after(tree, time).is_some();
-        let old = self.chains.range_at(tree, bounds, time);
+        let old = match self.chains.may_have_changed(tree, time) {
+            true => self.chains.range_at(tree, bounds, time),
+            false => Vec::new(),
+        };
         let load = self.loads.after(tree, time);
         let versions =
             old.into_iter().map(|(key, replaced, old)| (key, seen((replaced, old), load)));

@@ -21,9 +21,9 @@ const IDLE_CHANGES: u64 = 1000;
 const VIEWS_COPIED: usize = if cfg!(test) { 2 } else { 16 };
 
 /// Memory that shares no cache line with its neighbours.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(align(128))]
-struct Apart<T>(T);
+pub(crate) struct Apart<T>(pub T);
 
 /// See the module's documentation.
 #[derive(Debug)]
