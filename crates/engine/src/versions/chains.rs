@@ -5,7 +5,8 @@
 //! taken a later time, and locks a bucket after that, finds what the change has put there.
 //!
 //! The *register* of a thread has the entries whose chains its changes have made: in the order of
-//! their keys, for ranges, and in the order of time, for those that no view needs any more. A
+//! their keys, for ranges, and in the order of time, for those that no view needs any more. Most
+//! chains go soon after they have come, so the newest are not in the order of their keys yet. A
 //! change locks the register of its thread before its buckets. There are many buckets, so two
 //! threads rarely want the same one, and each thread mostly works in its own register: threads on
 //! processors that are far from each other do not wait for each other's memory.
@@ -17,7 +18,7 @@
 //! its own register.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Bound;
+use std::ops::{Bound, RangeBounds};
 
 use smallvec::SmallVec;
 
@@ -54,6 +55,12 @@ const FRESH: usize = 256;
 const LEFT: u64 = 1024;
 const LEFT_BYTES: u64 = 1 << 20;
 
+/// A register has so many entries at most that are not in the order of their keys.
+const UNORDERED: usize = if cfg!(test) { 4 } else { 128 };
+
+/// A register keeps the memory of so many chains that were removed.
+const SPARE: usize = 64;
+
 /// A register has the times of changes of so many trees; several trees share one. They take two
 /// cache lines.
 const TREE_TIMES: usize = 16;
@@ -78,32 +85,84 @@ struct Bucket(RwLock<Lists>);
 struct Register {
     /// By their trees.
     order: BTreeMap<u32, BTreeMap<Key, EntryHash>>,
+    /// The newest entries, oldest first, which are not in `order`.
+    unordered: VecDeque<(u32, Key, EntryHash)>,
     /// Each once, with a time before which its chain need not be looked at, oldest first.
     queue: VecDeque<(Time, EntryHash)>,
     /// The newest old values, by the changes that have replaced them.
     fresh: VecDeque<(Time, EntryHash)>,
+    /// Chains that were removed, whose memory new ones take: the allocator has a lock, which other
+    /// threads want, too.
+    #[allow(clippy::vec_box)] // lists take the boxes as they are
+    spare: Vec<Box<Chain>>,
     /// What the threads of this register have kept and dropped, and have not added to the counts
     /// that all threads share.
     tally: Tally,
 }
 
 impl Register {
-    fn add(&mut self, time: Time, chain: &Chain) {
-        let entries = self.order.entry(chain.tree).or_default();
-        entries.insert(chain.key.clone(), chain.entry);
+    /// A new chain, of an entry that has none.
+    fn add(&mut self, time: Time, entry: EntryHash, of: &Replaced<'_>) -> Box<Chain> {
+        let chain = Chain::new(entry, of);
+        let chain = match self.spare.pop() {
+            Some(mut spare) => {
+                *spare = chain;
+                spare
+            }
+            None => Box::new(chain),
+        };
+        if self.unordered.len() >= UNORDERED {
+            (0..UNORDERED / 2).for_each(|_| self.order_first());
+        }
+        self.unordered.push_back((chain.tree, chain.key.clone(), chain.entry));
         self.queue.push_back((time, chain.entry));
         self.tally.chains = self.tally.chains.wrapping_add(1);
+        chain
+    }
+
+    /// Puts the oldest entry that is not in order there.
+    fn order_first(&mut self) {
+        if let Some((tree, key, entry)) = self.unordered.pop_front() {
+            self.order.entry(tree).or_default().insert(key, entry);
+        }
+    }
+
+    /// An entry comes to the end of the queue, and so is not the next one to be removed.
+    fn requeue(&mut self, time: Time, entry: EntryHash) {
+        if self.unordered.front().is_some_and(|(.., first)| *first == entry) {
+            self.order_first();
+        }
+        self.queue.push_back((time, entry));
     }
 
     /// Removes an entry that is not in the queue any more.
-    fn remove(&mut self, chain: &Chain) {
+    fn remove(&mut self, chain: Box<Chain>) {
         self.tally.chains = self.tally.chains.wrapping_sub(1);
-        let Some(entries) = self.order.get_mut(&chain.tree) else { return };
-        entries.remove(&chain.key);
-        if entries.is_empty() && self.order.len() > EMPTY_TREES {
-            self.order.remove(&chain.tree);
-        }
         shrink(&mut self.queue);
+        self.remove_from_order(&chain);
+        if self.spare.len() < SPARE && !chain.old.spilled() {
+            self.spare.push(chain);
+        }
+    }
+
+    fn remove_from_order(&mut self, chain: &Chain) {
+        let is_this = |(.., entry): &(u32, Key, EntryHash)| *entry == chain.entry;
+        // Most are the oldest.
+        if self.unordered.front().is_some_and(is_this) {
+            self.unordered.pop_front();
+            return;
+        }
+        let entries = self.order.get_mut(&chain.tree);
+        if let Some(entries) = entries
+            && entries.remove(&chain.key).is_some()
+        {
+            if entries.is_empty() && self.order.len() > EMPTY_TREES {
+                self.order.remove(&chain.tree);
+            }
+        } else if let Some(place) = self.unordered.iter().rposition(is_this) {
+            // Of a commit that is taken back.
+            self.unordered.remove(place);
+        }
     }
 
     /// Forgets the fresh values that no view sees: the queue comes to their chains.
@@ -114,15 +173,18 @@ impl Register {
         shrink(&mut self.fresh);
     }
 
-    /// The entries of a range, in the order of their keys.
+    /// The entries of a range.
     fn range(
         &self,
         tree: u32,
         bounds: (Bound<&[u8]>, Bound<&[u8]>),
     ) -> impl Iterator<Item = (&Key, EntryHash)> {
-        let entries = self.order.get(&tree).into_iter();
-        let entries = entries.flat_map(move |entries| entries.range::<[u8], _>(bounds));
-        entries.map(|(key, entry)| (key, *entry))
+        let ordered = self.order.get(&tree).into_iter();
+        let ordered = ordered.flat_map(move |entries| entries.range::<[u8], _>(bounds));
+        let is_in = move |of: u32, key: &[u8]| of == tree && bounds.contains(key);
+        let unordered = self.unordered.iter().filter(move |(of, key, _)| is_in(*of, key));
+        let unordered = unordered.map(|(_, key, entry)| (key, *entry));
+        ordered.map(|(key, entry)| (key, *entry)).chain(unordered)
     }
 }
 
@@ -382,10 +444,10 @@ impl Chains {
             }
             if is_needed {
                 let last = register.queue.back().map_or(newest, |(time, _)| newest.max(*time));
-                register.queue.push_back((last, entry));
+                register.requeue(last, entry);
             } else if let Some(chain) = lists.remove(entry) {
                 drop(lists);
-                register.remove(&chain);
+                register.remove(chain);
                 shared.chains.fetch_sub(1, Ordering::SeqCst);
             }
         }
@@ -482,9 +544,7 @@ impl LockedChains<'_> {
             if let Some(lists) = bucket_of(buckets, *entry)
                 && lists.find(*entry).is_none()
             {
-                let chain = Box::new(Chain::new(*entry, replaced));
-                self.register.add(time, &chain);
-                lists.insert(chain);
+                lists.insert(self.register.add(time, *entry, replaced));
                 added += 1;
             }
         }
@@ -537,7 +597,7 @@ impl LockedChains<'_> {
             // It is near the end of the queue.
             let place = register.queue.iter().rposition(|(_, other)| *other == entry);
             place.map(|place| register.queue.remove(place));
-            register.remove(&chain);
+            register.remove(chain);
             self.shared.chains.fetch_sub(1, Ordering::SeqCst);
         }
     }
