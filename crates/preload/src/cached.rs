@@ -48,10 +48,10 @@ const NONE: u32 = u32::MAX;
 static OWN: OnceLock<Option<Own>> = OnceLock::new();
 
 /// What threads ask the keeper for.
-static WISHES: List<Wish> = List::new();
+static JOBS: List<Job> = List::new();
 
 /// A part of a file that a thread, which waits, wants to be mapped through the cache.
-struct Wish {
+struct Job {
     request: Request,
     /// The thread that has the request's descriptor.
     thread: c_int,
@@ -102,19 +102,19 @@ pub(crate) fn map(request: &Request) -> Option<usize> {
 /// The owner of a new mapping.
 fn ask(request: &Request) -> Option<usize> {
     let (owner, is_answered) = (AtomicUsize::new(0), AtomicU32::new(0));
-    let wish = Wish { request: *request, thread: system::thread(), owner, is_answered };
-    let mut node = Node::new(wish);
-    let wish = &raw mut node;
+    let job = Job { request: *request, thread: system::thread(), owner, is_answered };
+    let mut node = Node::new(job);
+    let job = &raw mut node;
     // SAFETY: it lives until the keeper has answered, which does not use it afterwards.
-    let wish = unsafe {
-        WISHES.add(wish);
-        &(*wish).value
+    let job = unsafe {
+        JOBS.add(job);
+        &(*job).value
     };
-    keeper::ring();
-    while wish.is_answered.load(Ordering::Acquire) == 0 {
-        system::wait_for_change(&wish.is_answered, 0);
+    keeper::wake();
+    while job.is_answered.load(Ordering::Acquire) == 0 {
+        system::wait_for_change(&job.is_answered, 0);
     }
-    Some(wish.owner.load(Ordering::Relaxed)).filter(|owner| *owner != 0)
+    Some(job.owner.load(Ordering::Relaxed)).filter(|owner| *owner != 0)
 }
 
 /// Adds an owner to the table of mounts, or retires it.
@@ -147,22 +147,22 @@ fn add(owner: usize, request: &Request) -> Option<usize> {
 fn work() {
     owner::end_retired();
     let Some(Some(own)) = OWN.get() else { return };
-    for wish in WISHES.take() {
+    for job in JOBS.take() {
         // SAFETY: the thread that has it waits until it is answered.
-        let wish = unsafe { &(*wish).value };
+        let job = unsafe { &(*job).value };
         // The thread waits for an answer, whatever happens.
-        let owner = catch_unwind(AssertUnwindSafe(|| own.map(wish))).ok().flatten().unwrap_or(0);
-        wish.owner.store(owner, Ordering::Relaxed);
-        let is_answered = ptr::from_ref(&wish.is_answered);
-        wish.is_answered.store(1, Ordering::Release);
+        let owner = catch_unwind(AssertUnwindSafe(|| own.map(job))).ok().flatten().unwrap_or(0);
+        job.owner.store(owner, Ordering::Relaxed);
+        let is_answered = ptr::from_ref(&job.is_answered);
+        job.is_answered.store(1, Ordering::Release);
         system::wake(is_answered);
     }
 }
 
 impl Own {
-    fn map(&self, wish: &Wish) -> Option<usize> {
-        let request = &wish.request;
-        let path = format!("/proc/self/task/{}/fd/{}", wish.thread, request.file);
+    fn map(&self, job: &Job) -> Option<usize> {
+        let request = &job.request;
+        let path = format!("/proc/self/task/{}/fd/{}", job.thread, request.file);
         // The first descriptor of such a file can write, and the kernel gives a lease all the same.
         let is_memory = fs::read_link(&path).ok()?.as_os_str().as_bytes().starts_with(b"/memfd:");
         // A process may have a lease for writing.

@@ -46,8 +46,7 @@ fn pages(address: *mut c_void, length: usize) -> Option<Range<usize>> {
 fn give_up(range: Option<Range<usize>>) -> bool {
     let is_done = range.filter(mounts::touch).is_none_or(|range| mounts::give_up(&range));
     if !is_done {
-        // SAFETY: the place of this thread's error number.
-        unsafe { *libc::__errno_location() = libc::ENOMEM };
+        system::no_memory();
     }
     is_done
 }

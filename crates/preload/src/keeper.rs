@@ -13,28 +13,27 @@ use crate::system;
 /// All signals but the two that the C library sends to all threads.
 pub(crate) const SIGNALS: u64 = !(1 << 31 | 1 << 32);
 
-/// How often it was rung.
-static BELL: AtomicU32 = AtomicU32::new(0);
+/// How often it was woken.
+static WAKES: AtomicU32 = AtomicU32::new(0);
 
 /// Tells the keeper that there is work.
-pub(crate) fn ring() {
-    BELL.fetch_add(1, Ordering::Release);
-    system::wake(&BELL);
+pub(crate) fn wake() {
+    WAKES.fetch_add(1, Ordering::Release);
+    system::wake(&WAKES);
 }
 
-/// Starts the keeper, which prepares and then works whenever it was rung. If that is not possible,
+/// Starts the keeper, which prepares and then works whenever it was woken. If that is not possible,
 /// or if it cannot have descriptors of its own, `prepare` gets `false`, and nothing more happens.
-/// All signals of the caller are blocked.
+/// The caller has blocked [`SIGNALS`], and so the keeper has.
 pub(crate) fn start<W: FnMut()>(prepare: impl Fn(bool) -> Option<W> + Clone + Send + 'static) {
     let keep = {
         let prepare = prepare.clone();
         move || {
-            system::set_signals(SIGNALS);
             let Some(mut work) = prepare(system::have_own_descriptors()) else { return };
             loop {
-                let rung = BELL.load(Ordering::Acquire);
+                let woken = WAKES.load(Ordering::Acquire);
                 work();
-                system::wait_for_change(&BELL, rung);
+                system::wait_for_change(&WAKES, woken);
             }
         }
     };

@@ -1,4 +1,4 @@
-//! Leases of files: the kernel has a process that opens a file for writing, or makes it shorter,
+//! Leases of files: the kernel has a process that opens a file for writing, or calls `truncate`,
 //! wait until this process has let go of the file, and tells a thread of the library.
 //!
 //! Each mapping of the cache has a lease on a descriptor of its own (`owner`), which is closed
@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::{keeper, system};
+use crate::system;
 
 /// The signal that says that a lease is to end. Programs do not use it, and only the thread that
 /// waits for it gets it.
@@ -39,11 +39,10 @@ pub(crate) struct Watcher {
 
 impl Watcher {
     /// Starts the thread, which has a function put files in the place of mounts whose leases are to
-    /// end. All signals of the caller are blocked.
+    /// end. The caller has blocked [`SIGNALS`](crate::keeper::SIGNALS), and so the thread has.
     pub(crate) fn start(give_up_broken: fn() -> bool) -> Option<Self> {
         let (sender, receiver) = mpsc::channel();
         let watch = move || {
-            system::set_signals(keeper::SIGNALS);
             let _ = sender.send(system::thread());
             loop {
                 system::wait_for_signal(SIGNAL);

@@ -27,7 +27,7 @@ use crate::system::{self, Answer};
 use crate::{anchor, lock, owner};
 
 /// The most parts; further mappings are made from the file.
-const PARTS: usize = 512;
+const PARTS: usize = anchor::MOST;
 
 /// A place in the table; `end` is 0 where there is no part.
 struct Place {
@@ -152,24 +152,27 @@ pub(crate) fn touch(range: &Range<usize>) -> bool {
     first(range).is_some()
 }
 
+/// The part that has all of a range.
+fn with(range: &Range<usize>) -> Option<Part> {
+    let has = |part: &Part| part.start <= range.start && range.end <= part.end;
+    parts().map(|(_, part)| part).find(has)
+}
+
 /// Whether all of a range is in one part.
 pub(crate) fn have(range: &Range<usize>) -> bool {
-    parts().any(|(_, part)| part.start <= range.start && range.end <= part.end)
+    with(range).is_some()
 }
 
 /// Whether all of a range is in one part whose pages stay in memory: of a Morsel.
 pub(crate) fn have_for_good(range: &Range<usize>) -> bool {
-    let has = |part: &Part| part.start <= range.start && range.end <= part.end;
-    parts().any(|(_, part)| part.owner == 0 && has(&part))
+    with(range).is_some_and(|part| part.owner == 0)
 }
 
 /// Calls a function with the owner of the part that has all of a range, if it has one. The owner
 /// stays meanwhile.
 pub(crate) fn with_owner(range: &Range<usize>, work: impl FnOnce(usize)) {
     locked(|| {
-        let has = |part: &Part| part.start <= range.start && range.end <= part.end;
-        let part = parts().map(|(_, part)| part).find(has);
-        if let Some(part) = part.filter(|part| part.owner != 0) {
+        if let Some(part) = with(range).filter(|part| part.owner != 0) {
             work(part.owner);
         }
     });
@@ -196,6 +199,7 @@ pub(crate) fn add(
     })
 }
 
+/// Calls a function while this thread has the table.
 fn locked<T>(work: impl FnOnce() -> T) -> T {
     lock::locked(forget_transit, work)
 }
@@ -295,8 +299,7 @@ unsafe fn take_off(mount: &Part, range: &Range<usize>) -> Answer {
             // The table is full: a file's mapping needs no place in it. SAFETY: the caller's
             // promise.
             (false, false) => unsafe {
-                replace(mount);
-                return system::unmap(range);
+                return if replace(mount) { system::unmap(range) } else { system::no_memory() };
             },
         }
     }

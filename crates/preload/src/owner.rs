@@ -23,6 +23,8 @@ struct Owner {
     /// The keeper's descriptor of the file, and its lease.
     file: File,
     lease: Lease,
+    /// The file's device and inode; `None` if the kernel does not say them.
+    inode: Option<(u64, u64)>,
 }
 
 /// Those that no table has any more.
@@ -33,10 +35,15 @@ static ALL: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// Gives a number to a mapping of a file with a lease, which lives until it is retired.
 pub(crate) fn number_of(mapping: Mapping, (file, lease): (File, Lease)) -> usize {
-    let node = Box::new(Node::new(Owner { mapping, file, lease }));
+    let inode = inode(&file);
+    let node = Box::new(Node::new(Owner { mapping, file, lease, inode }));
     let number = Box::into_raw(node).expose_provenance();
     all().push(number);
     number
+}
+
+fn inode(file: &File) -> Option<(u64, u64)> {
+    file.metadata().map(|data| (data.dev(), data.ino())).ok()
 }
 
 fn all() -> MutexGuard<'static, Vec<usize>> {
@@ -46,11 +53,9 @@ fn all() -> MutexGuard<'static, Vec<usize>> {
 /// Whether an owner has a lease of this file that is to end, or has ended: it may have pages from
 /// before. The caller is the keeper.
 pub(crate) fn has_broken(file: &File) -> bool {
-    let inode = |file: &File| file.metadata().map(|data| (data.dev(), data.ino())).ok();
     let this = inode(file);
     // SAFETY: the keeper has not ended them.
-    let broken =
-        |number: &usize| unsafe { inode(&owner(*number).file) == this && is_broken(*number) };
+    let broken = |number: &usize| unsafe { owner(*number).inode == this && is_broken(*number) };
     this.is_none() || all().iter().any(broken)
 }
 
@@ -128,7 +133,7 @@ pub(crate) unsafe fn reattach(number: usize) {
 pub(crate) unsafe fn retire(number: usize) {
     // SAFETY: the caller's promise.
     unsafe { RETIRED.add(pointer(number)) };
-    keeper::ring();
+    keeper::wake();
 }
 
 /// Ends all owners that are retired. The caller is the keeper.

@@ -18,6 +18,13 @@ pub(crate) const PAGE: usize = PAGE_SIZE as usize;
 /// The result of a call: -1 is an error, whose number is in `errno`.
 pub(crate) type Answer = c_long;
 
+/// The result of a call that fails for want of memory.
+pub(crate) fn no_memory() -> Answer {
+    // SAFETY: the place of this thread's error number.
+    unsafe { *libc::__errno_location() = libc::ENOMEM };
+    -1
+}
+
 /// `mmap(2)`; `None` is an error.
 ///
 /// # Safety
