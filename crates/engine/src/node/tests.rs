@@ -96,6 +96,32 @@ fn change(bytes: &mut [u8], key: &[u8], len: Option<usize>) -> bool {
     put(bytes, key, &vec![9; len])
 }
 
+/// Makes all changes, as the commit of a transaction does: splits leaves until all of their changes
+/// fit. Returns the leaves.
+fn split_and_change(leaf: Vec<u8>, changes: &BTreeMap<Vec<u8>, Option<usize>>) -> Vec<Vec<u8>> {
+    let (mut done, mut leaves) = (Vec::new(), vec![leaf]);
+    while let Some(mut leaf) = leaves.pop() {
+        let here: Vec<(&[u8], Option<usize>)> = changes
+            .iter()
+            .filter(|(key, _)| Node::new(&leaf[..]).covers(key).unwrap())
+            .map(|(key, len)| (&key[..], *len))
+            .collect();
+        let mut changed = leaf.clone();
+        if here.iter().all(|(key, len)| change(&mut changed, key, *len)) {
+            check(&changed).unwrap();
+            done.push(changed);
+            continue;
+        }
+        let split = plan_split_for(Node::new(&leaf[..]), &here).unwrap();
+        let mut left = page_of((leaf.len() / 4096) as u32);
+        split_off_left(&mut leaf, &mut left, &split).unwrap();
+        check(&left).unwrap();
+        check(&leaf).unwrap();
+        leaves.extend([leaf, left]);
+    }
+    done
+}
+
 fn run(bytes: &mut [u8], model: &mut Model, actions: &[Action], limits: NodeLimits) {
     for action in actions {
         match action {
@@ -189,29 +215,9 @@ proptest! {
             };
         }
 
-        let (mut done, mut splits) = (Model::new(), 0);
-        let mut leaves = vec![bytes];
-        while let Some(mut leaf) = leaves.pop() {
-            let here: Vec<(&[u8], Option<usize>)> = changes
-                .iter()
-                .filter(|(key, _)| Node::new(&leaf[..]).covers(key).unwrap())
-                .map(|(key, len)| (&key[..], *len))
-                .collect();
-            let mut changed = leaf.clone();
-            if here.iter().all(|(key, len)| change(&mut changed, key, *len)) {
-                check(&changed).unwrap();
-                done.extend(entries(&changed));
-                continue;
-            }
-            let split = plan_split_for(Node::new(&leaf[..]), &here).unwrap();
-            let mut left = page_of(frames);
-            split_off_left(&mut leaf, &mut left, &split).unwrap();
-            check(&left).unwrap();
-            check(&leaf).unwrap();
-            leaves.extend([leaf, left]);
-            splits += 1;
-            prop_assert!(splits <= 2 * changes.len(), "{splits} splits");
-        }
+        let leaves = split_and_change(bytes, &changes);
+        prop_assert!(leaves.len() <= changes.len() + 1, "{} leaves", leaves.len());
+        let done: Model = leaves.iter().flat_map(|leaf| entries(leaf)).collect();
         prop_assert_eq!(done, model);
     }
 
@@ -404,4 +410,32 @@ fn an_empty_key_and_an_empty_value_are_entries_like_others() {
     split_off_left(&mut bytes, &mut left, &split).unwrap();
     check(&left).unwrap();
     check(&bytes).unwrap();
+}
+
+/// A transaction makes an entry longer, and goes on with the run in the same leaf.
+#[test]
+fn a_run_beside_an_entry_that_grows_leaves_full_leaves() {
+    let mut bytes = page_of(1);
+    NodeMut::format(&mut bytes, 0, Fences::default(), 0);
+    let mut number = 0_u32;
+    while Node::new(&bytes[..]).free_space().unwrap() > 700 {
+        assert!(put(&mut bytes, &number.to_be_bytes(), &[1; 20]));
+        number += 1;
+    }
+    let new = (number..number + 15).map(|number| (number.to_be_bytes().to_vec(), Some(20)));
+    let grown = (3_u32.to_be_bytes().to_vec(), Some(700));
+    let leaves = split_and_change(bytes, &new.chain([grown]).collect());
+    assert!(leaves.len() <= 2, "{} leaves", leaves.len());
+}
+
+/// A plan does not look at all of very many entries: a commit makes one for each leaf.
+#[test]
+fn very_many_new_entries_fill_their_leaves() {
+    let mut bytes = page_of(1);
+    NodeMut::format(&mut bytes, 0, Fences::default(), 0);
+    let changes = (0..20_000_u32).map(|number| (number.to_be_bytes().to_vec(), Some(20)));
+    let leaves = split_and_change(bytes, &changes.collect());
+    let used: usize =
+        leaves.iter().map(|leaf| 4096 - Node::new(&leaf[..]).free_space().unwrap()).sum();
+    assert!(used > leaves.len() * 3900, "{} leaves of {} bytes", leaves.len(), used / leaves.len());
 }

@@ -578,42 +578,28 @@ pub fn plan_split_for(
     }
 }
 
-/// The split where all new entries of a leaf go on with a run, or lie at an end of the level.
+/// The split where all new entries of a leaf go on with a run, or lie at an end of the level: the
+/// leaf of the run becomes as full as it can be.
 fn plan_run_split(
     node: Node<&[u8]>,
     changes: &[(&[u8], Option<usize>)],
 ) -> Result<Option<Split>, Torn> {
-    let (count, mut at) = (node.count()?, None);
-    let mut new = Vec::with_capacity(changes.len());
-    for (key, len) in changes {
-        let (Some(len), position) = (len, node.find_slot(key)?) else { continue };
-        if position.exact {
-            continue;
-        }
-        if *at.get_or_insert(position.index) != position.index {
-            return Ok(None);
-        }
-        new.push((*key, *len));
-    }
-    let Some(at) = at else { return Ok(None) };
+    let (count, capacity) = (node.count()?, capacity(node.bytes().len()));
+    let Some((at, new, sizes)) = find_new(node, changes)? else { return Ok(None) };
     let of_groups = match new.len() < *RUN_LEN.start() {
         true => None,
         false => run_of_groups(node, at, count)?,
     };
     let run = match of_groups.map_or_else(|| run_at(node, at, count), |run| Ok(Some(run)))? {
-        Some(run) => run,
         // A split before this one has made the leaf for the run.
-        None if count == 0 => Run::Ascending,
+        _ if count == 0 => Run::Ascending,
+        // Whatever comes before or after, there are several full leaves of new entries.
+        _ if new.last().is_some_and(|last| last.end > capacity) => Run::Ascending,
+        Some(run) => run,
         None if at == count && node.upper()?.is_none() => Run::Ascending,
         None if at == 0 && node.lower()?.is_none() => Run::Descending,
         None => return Ok(None),
     };
-    let size_of = |mut slots: std::ops::Range<usize>| {
-        slots.try_fold(0, |size, index| {
-            Ok(size + LEAF_SLOT + node.suffix(index)?.len() + node.payload_place(index)?.len)
-        })
-    };
-    let sizes = [size_of(0..at)?, size_of(at..count)?];
     let (mut before, mut after) = (Vec::new(), Vec::new());
     if at > 0 {
         node.key_into(at - 1, &mut before)?;
@@ -621,36 +607,98 @@ fn plan_run_split(
     if at < count {
         node.key_into(at, &mut after)?;
     }
-    // How many of the new entries go to the left leaf. The leaf of the run becomes as full as it
-    // can be. A few entries beyond the run stay with some of the new ones.
-    let (capacity, ascending) = (capacity(node.bytes().len()), run == Run::Ascending);
-    let is_few = sizes[usize::from(ascending)] <= capacity / 8;
+    let (lower, upper, ascending) = (node.lower()?, node.upper()?, run == Run::Ascending);
+    let end_of = |left: usize| left.checked_sub(1).map_or(0, |last| new[last].end);
+    // What goes to the leaf of the run: slots that are there, and new entries.
+    let (slots, size) = if ascending { (at, sizes[0]) } else { (count - at, sizes[1]) };
+    let of_new = |left: usize| match ascending {
+        true => (left, end_of(left)),
+        false => (new.len() - left, end_of(new.len()) - end_of(left)),
+    };
+    // The most that this takes, if the prefix of all keys becomes `prefix` bytes long.
+    let room = |left: usize, prefix: usize| {
+        let longer = prefix.checked_sub(node.prefix_len()?).ok_or(Torn)?;
+        Ok((capacity + slots * longer + of_new(left).0 * prefix).cast_signed())
+    };
+    let needed = |left: usize| size + of_new(left).1.cast_signed();
+    // How many of the new entries go to the left leaf. A few entries beyond the run stay with some
+    // of the new ones.
+    let is_few = sizes[usize::from(ascending)] <= (capacity / 8).cast_signed();
     let least = usize::from(at == 0 || is_few && !ascending);
     let most = new.len() - usize::from(at == count || is_few && ascending);
     for step in 0..(most + 1).saturating_sub(least) {
         let left = if ascending { most - step } else { least + step };
-        let low = left.checked_sub(1).map_or(&before[..], |last| new[last].0);
-        let high = new.get(left).map_or(&after[..], |(key, _)| key);
+        // Prefixes are no longer than the fence that stays.
+        let longest = if ascending { lower } else { upper }.map_or(0, <[u8]>::len);
+        if needed(left) > room(left, longest.max(node.prefix_len()?))? {
+            continue;
+        }
+        let low = left.checked_sub(1).map_or(&before[..], |last| new[last].key);
+        let high = new.get(left).map_or(&after[..], |new| new.key);
         if low >= high {
             return Ok(None);
         }
         let split = Split { left: at, separator: separator(low, high).to_vec() };
-        let (lower, upper) = (node.lower()?, node.upper()?);
         let middle = Some(&split.separator[..]);
-        let (fences, size, slots, new) = match ascending {
-            true => (Fences { lower, upper: middle }, sizes[0], at, &new[..left]),
-            false => (Fences { lower: middle, upper }, sizes[1], count - at, &new[left..]),
+        let fences = match ascending {
+            true => Fences { lower, upper: middle },
+            false => Fences { lower: middle, upper },
         };
-        let prefix = fences.prefix_len();
-        let of_new: usize = new.iter().map(|(key, len)| LEAF_SLOT + key.len() + len).sum();
-        // The suffixes become shorter if the prefix becomes longer.
-        let longer = prefix.checked_sub(node.prefix_len()?).ok_or(Torn)?;
-        let shorter = slots * longer + new.len() * prefix;
-        if fences.size() + size + of_new <= capacity + shorter && halves_fit(node, &split)? {
+        let needed = needed(left) + fences.size().cast_signed();
+        if needed <= room(left, fences.prefix_len())? && halves_fit(node, &split)? {
             return Ok(Some(split));
         }
     }
     Ok(None)
+}
+
+/// An entry that a leaf does not have yet.
+struct NewEntry<'k> {
+    key: &'k [u8],
+    /// What this entry and those before it take, unless their keys share a prefix.
+    end: usize,
+}
+
+/// The place of new entries, and what the slots before and after it will take.
+type NewEntries<'k> = (usize, Vec<NewEntry<'k>>, [isize; 2]);
+
+/// Finds the new entries among the changes of a leaf, if they all come to one place: at least as
+/// many as two leaves take.
+fn find_new<'k>(
+    node: Node<&[u8]>,
+    changes: &[(&'k [u8], Option<usize>)],
+) -> Result<Option<NewEntries<'k>>, Torn> {
+    let (capacity, mut end) = (capacity(node.bytes().len()), 0);
+    let (mut at, mut new, mut grown) = (None, Vec::new(), Vec::new());
+    for &(key, len) in changes {
+        let position = node.find_slot(key)?;
+        if position.exact {
+            let index = position.index;
+            let slot = LEAF_SLOT + node.suffix(index)?.len();
+            let (before, after) =
+                (slot + node.payload_place(index)?.len, len.map_or(0, |len| slot + len));
+            grown.push((index, after.cast_signed() - before.cast_signed()));
+        } else if let Some(len) = len {
+            if *at.get_or_insert(position.index) != position.index {
+                return Ok(None);
+            }
+            end += LEAF_SLOT + key.len() + len;
+            new.push(NewEntry { key, end });
+            if end > 2 * capacity {
+                break;
+            }
+        }
+    }
+    let Some(at) = at else { return Ok(None) };
+    let mut sizes = [0; 2];
+    for index in 0..node.count()? {
+        let size = LEAF_SLOT + node.suffix(index)?.len() + node.payload_place(index)?.len;
+        sizes[usize::from(index >= at)] += size.cast_signed();
+    }
+    for (index, more) in grown {
+        sizes[usize::from(index >= at)] += more;
+    }
+    Ok(Some((at, new, sizes)))
 }
 
 /// Whether the entries next to `at` were inserted in order, and recently.
