@@ -3,13 +3,15 @@
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 use std::time::Instant;
 
 use vellum_log::{BLOCK_BYTES, Log, LogDevice, LogError, Lsn, Record, RecordRef};
 use vellum_pool::device::Device;
-use vellum_pool::{PAGE_SIZE, PageRef, Space};
+use vellum_pool::{PAGE_SIZE, PageRef, Pool, PoolError, Space};
 
 use crate::error::{Error, Result};
 use crate::planted::{StoreBug, is_planted};
@@ -250,16 +252,38 @@ pub(crate) fn resume_log(
     core.pages.file.set_log(&log);
     let mut unfinished = Unfinished(Some(core.pages.file.clone()));
     let began = Instant::now();
-    let lost = usize::from(is_planted(StoreBug::LostRedone));
-    for (page, bytes) in pages.iter().flat_map(|pages| pages.iter().skip(lost)) {
-        core.pages.pool.insert(page, bytes)?;
-    }
+    insert_redone(&core.pages.pool, pages)?;
     // The last process may not have given back the room of the records before the cut.
     log.trim(log.newest_cut())?;
     core.set_log(log, options.cut_in_background);
     core.recovery.iter_mut().for_each(|report| report.duration += began.elapsed());
     unfinished.0 = None;
     Ok(())
+}
+
+/// Puts the pages of each redoer into the pool, by a thread each: most of the time goes into memory
+/// that the kernel has to clear first.
+fn insert_redone(pool: &Pool, pages: Vec<RedonePages>) -> Result<()> {
+    let lost = usize::from(is_planted(StoreBug::LostRedone));
+    let insert = |pages: RedonePages| {
+        let inserted = |(page, bytes)| pool.insert(page, bytes);
+        Ok(pages.iter().skip(lost).try_for_each(inserted)?)
+    };
+    thread::scope(|scope| {
+        let mut pages = pages.into_iter();
+        let first = pages.next();
+        let start = |pages| {
+            let builder = thread::Builder::new().name("vellum-redo".to_owned());
+            builder.spawn_scoped(scope, || insert(pages)).map_err(PoolError::Thread)
+        };
+        let threads: Vec<_> = pages.map(start).collect();
+        let of_first = first.map_or(Ok(()), insert);
+        let of_others = threads.into_iter().map(|thread| match thread?.join() {
+            Ok(inserted) => inserted,
+            Err(panic) => resume_unwind(panic),
+        });
+        of_others.fold(of_first, Result::and)
+    })
 }
 
 /// The store lacks some of its pages until this has no file any more. Dropping it before that, also
