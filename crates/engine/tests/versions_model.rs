@@ -192,7 +192,9 @@ impl Scene {
         if committed.is_ok() {
             leaves.iter_mut().for_each(|(_, writers)| writers.push(id));
         }
-        drop((leaves, permit));
+        drop(leaves);
+        self.versions.reclaim_some(writes.len(), &mut Vec::new());
+        drop(permit);
         self.versions.end_view(view, has_ended.load(Ordering::Relaxed), &mut Vec::new());
         if committed.is_ok() {
             self.done.lock().unwrap().insert(id, Done { after, reads: seen });

@@ -151,8 +151,9 @@ pub(crate) fn commit<'w>(
         )));
     }
     let locked = lock_leaves(pages, change, &leaf_writes)?;
-    let (lsn, old_blobs, underfull) = apply(pages, change, validation, &leaf_writes, locked)?;
+    let applied = apply(pages, change, validation, &leaf_writes, locked);
     pages.reclaim_versions(leaf_writes.len());
+    let (lsn, old_blobs, underfull) = applied?;
     new_blobs.blobs.clear();
     for (access, blob) in old_blobs {
         access.free_blob(change, blob);

@@ -26,8 +26,8 @@ use crate::key::Key;
 use crate::page::blob::BlobRef;
 use crate::planted::{StoreBug, is_planted};
 use crate::sync::{
-    AtomicU64, Ordering, RwLock, RwLockWriteGuard, prefetch_value, read_soon, thread_number,
-    write_soon,
+    AtomicBool, AtomicU64, Ordering, RwLock, RwLockWriteGuard, prefetch_value, read_soon,
+    thread_number, write_soon,
 };
 use crate::versions::entry::{EntryHash, Old, Replaced, Time};
 use crate::versions::lists::{Chain, Lists, Tally};
@@ -56,7 +56,7 @@ const LEFT: u64 = 1024;
 const LEFT_BYTES: u64 = 1 << 20;
 
 /// A register has so many entries at most that are not in the order of their keys.
-const UNORDERED: usize = if cfg!(test) { 4 } else { 128 };
+const UNORDERED: usize = if cfg!(test) { 4 } else { 64 };
 
 /// A register keeps the memory of so many chains that were removed.
 const SPARE: usize = 64;
@@ -136,11 +136,12 @@ impl Register {
     }
 
     /// Removes an entry that is not in the queue any more.
-    fn remove(&mut self, chain: Box<Chain>) {
+    fn remove(&mut self, mut chain: Box<Chain>) {
         self.tally.chains = self.tally.chains.wrapping_sub(1);
         shrink(&mut self.queue);
         self.remove_from_order(&chain);
         if self.spare.len() < SPARE && !chain.old.spilled() {
+            chain.key = Key::from(&[][..]);
             self.spare.push(chain);
         }
     }
@@ -201,6 +202,9 @@ fn shrink(queue: &mut VecDeque<(Time, EntryHash)>) {
 struct LockedRegister {
     /// The number of entries. It grows before a change takes its time.
     chains: AtomicU64,
+    /// Whether there may be anything to drop: entries, or fresh values of entries that are in other
+    /// registers. A thread that has the lock writes it.
+    is_used: AtomicBool,
     register: RwLock<Register>,
     /// For each tree, a time that is not before the newest change that a thread of this register
     /// has kept there.
@@ -208,6 +212,12 @@ struct LockedRegister {
 }
 
 impl LockedRegister {
+    /// Notes whether there is anything left to drop.
+    fn note_use(&self, register: &Register) {
+        let is_used = !register.queue.is_empty() || !register.fresh.is_empty();
+        self.is_used.store(is_used, Ordering::Relaxed);
+    }
+
     fn tree_time(&self, tree: u32) -> &AtomicU64 {
         &self.tree_times.0[tree as usize % TREE_TIMES]
     }
@@ -293,6 +303,7 @@ impl Chains {
         places.dedup();
         let shared = self.own();
         let register = write_soon(&shared.register);
+        shared.is_used.store(true, Ordering::Relaxed);
         let lock = |place: usize| (place, write_soon(&self.buckets[place].0));
         let buckets = places.into_iter().map(lock).collect();
         LockedChains { chains: self, shared, register, buckets, entries: entries.len() }
@@ -366,22 +377,23 @@ impl Chains {
     /// version needs any more to `unpinned`. Afterwards [`bytes`](Self::bytes) is exact, unless
     /// changes are under way.
     pub(crate) fn reclaim(&self, oldest: Time, unpinned: &mut Vec<BlobRef>) {
-        for shared in self.filled() {
+        for shared in &self.registers {
             // In portions, so that changes do not wait for all of it.
-            let mut is_more = true;
+            let mut is_more = shared.is_used.load(Ordering::Relaxed);
             while is_more {
                 let mut register = write_soon(&shared.register);
                 is_more =
                     self.reclaim_some(shared, &mut register, RECLAIMED_AT_ONCE, oldest, unpinned);
                 register.forget_fresh(oldest);
                 self.add(&mut register.tally);
+                shared.note_use(&register);
             }
         }
     }
 
-    /// Whether the register of this thread has entries.
+    /// Whether there may be anything to drop in the register of this thread.
     pub(crate) fn has_own(&self) -> bool {
-        self.own().chains.load(Ordering::Relaxed) > 0
+        self.own().is_used.load(Ordering::Relaxed)
     }
 
     /// Drops some versions in the register of this thread that no view needs, after a change of so
@@ -411,6 +423,7 @@ impl Chains {
         }
         self.reclaim_some(shared, &mut register, most, oldest, unpinned);
         self.count_soon(&mut register);
+        shared.note_use(&register);
     }
 
     /// Drops the versions of up to `most` entries of a register that no view needs. The caller has

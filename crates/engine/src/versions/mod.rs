@@ -323,8 +323,8 @@ impl Versions {
     }
 
     /// Validates a commit, and keeps the old values of its changes. Ends its view. The caller holds
-    /// the locks of the leaves, and calls [`reclaim_some`](Self::reclaim_some) when it has released
-    /// them.
+    /// the locks of the leaves. When it has released them, it calls
+    /// [`reclaim_some`](Self::reclaim_some), also after a conflict.
     ///
     /// # Errors
     /// [`Conflicting`]. Then nothing is kept.

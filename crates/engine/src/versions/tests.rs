@@ -184,3 +184,59 @@ fn very_many_changes_beside_many_views_take_no_memory() {
     assert!(versions.fresh() <= 1000, "{} values", versions.fresh());
     views.iter().for_each(|view| versions.end_view(*view, false, &mut vec![]));
 }
+
+/// The chains are in the register of another thread than the changes.
+#[test]
+fn short_views_leave_few_old_values_in_other_registers() {
+    const ENTRIES: u32 = 2000;
+    let (gate, versions) = (Gate::default(), Versions::new(1 << 30));
+    let keep = |entry: u32| {
+        let old = Some(ValueRef::Bytes(&[7; 100]));
+        let replaced = Replaced { tree: 1, key: &entry.to_be_bytes(), old };
+        versions.keep(&[replaced], |_| {}, &mut vec![]);
+    };
+    let held = versions.begin_view(&gate.freeze());
+    (0..ENTRIES).for_each(keep);
+    let bytes = versions.bytes();
+    let keep_beside_a_view = |entry| {
+        let view = versions.try_begin_view().unwrap();
+        keep(entry);
+        versions.end_view(view, false, &mut vec![]);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..ENTRIES).for_each(keep_beside_a_view));
+    });
+    let more = versions.bytes() - bytes;
+    assert!(more <= bytes / 10, "{more} bytes besides the {bytes} that the snapshot needs");
+    assert!(versions.fresh() <= 1000, "{}", versions.fresh());
+    versions.end_view(held, false, &mut vec![]);
+    versions.reclaim(&mut vec![]);
+    assert_eq!((versions.fresh(), versions.counts()), (0, (0, 0)));
+}
+
+#[test]
+fn commits_that_conflict_leave_few_old_values() {
+    let (gate, versions) = (Gate::default(), Versions::new(1 << 30));
+    let held = versions.begin_view(&gate.freeze());
+    fn replaced(key: &[u8]) -> Replaced<'_> {
+        Replaced { tree: 1, key, old: Some(ValueRef::Bytes(&[7; 100])) }
+    }
+    for round in 0..2000_u32 {
+        let view = versions.try_begin_view().unwrap();
+        let conflicts = round % 4 != 0;
+        if conflicts {
+            versions.keep(&[replaced(b"read")], |_| {}, &mut vec![]);
+        }
+        let (mut reads, has_ended) = (ReadSet::new(1000), AtomicBool::new(false));
+        reads.note_key(1, b"read");
+        let validation = Validation { time: view, reads: &reads, has_ended: &has_ended };
+        let keys: Vec<_> = (0..10).map(|key| (round * 10 + key).to_be_bytes()).collect();
+        let changes: Vec<_> = keys.iter().map(|key| replaced(key)).collect();
+        let kept = versions.keep_unless_conflicting(validation, &changes, |_| {}, &mut vec![]);
+        assert_eq!(kept.is_err(), conflicts);
+        versions.reclaim_some(changes.len(), &mut vec![]);
+        versions.end_view(view, !conflicts, &mut vec![]);
+    }
+    assert!(versions.fresh() <= 1000, "{}", versions.fresh());
+    versions.end_view(held, false, &mut vec![]);
+}
