@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Random, assert_sound, memory_store};
+use vellum::{Store, Tree};
 
 #[test]
 fn ascending_inserts_fill_their_leaves() {
@@ -28,9 +29,21 @@ fn fill_after(keys: impl Iterator<Item = Vec<u8>>, value: &[u8]) -> f64 {
     for key in keys {
         tree.insert(&key, value).unwrap();
     }
+    fill_of(&store, &tree)
+}
+
+fn fill_of(store: &Store, tree: &Tree) -> f64 {
     let stat = tree.stat().unwrap();
-    assert_sound(&store);
+    assert_sound(store);
     stat.used_bytes as f64 / stat.page_bytes as f64
+}
+
+/// The next key of a tenant, whose times go on or back.
+fn next_key(times: &mut [u32], tenant: u32, descending: bool) -> Vec<u8> {
+    let time = &mut times[tenant as usize];
+    *time += 1;
+    let time = if descending { u32::MAX - *time } else { *time };
+    [tenant.to_be_bytes(), time.to_be_bytes()].concat()
 }
 
 /// Keys of a tenant and a time: one run for each tenant, in random turns. With balanced splits
@@ -52,10 +65,7 @@ fn runs_that_take_turns_fill_their_leaves() {
             let (mut random, mut times) = (Random(7), vec![0u32; tenants as usize]);
             let keys = (0..tenants * each).map(|_| {
                 let tenant = random.below(tenants.into()) as u32;
-                let time = &mut times[tenant as usize];
-                *time += 1;
-                let time = if descending { u32::MAX - *time } else { *time };
-                [tenant.to_be_bytes(), time.to_be_bytes()].concat()
+                next_key(&mut times, tenant, descending)
             });
             let fill = fill_after(keys, value);
             assert!(fill > least, "{tenants} tenants, {each} each, {descending}: {fill}");
@@ -72,9 +82,7 @@ fn fill_after_groups(groups: impl Iterator<Item = [Vec<u8>; 10]>, value: &[u8]) 
         keys.iter().for_each(|key| transaction.insert(&tree, key, value).unwrap());
         transaction.commit().unwrap();
     }
-    let stat = tree.stat().unwrap();
-    assert_sound(&store);
-    stat.used_bytes as f64 / stat.page_bytes as f64
+    fill_of(&store, &tree)
 }
 
 /// The same runs, of which a transaction inserts the next ten entries. With splits in the middle
@@ -91,12 +99,7 @@ fn runs_of_transactions_fill_their_leaves() {
         let (mut random, mut times) = (Random(7), vec![0u32; tenants as usize]);
         let groups = (0..tenants * each).map(|_| {
             let tenant = random.below(tenants.into()) as u32;
-            std::array::from_fn(|_| {
-                let time = &mut times[tenant as usize];
-                *time += 1;
-                let time = if descending { u32::MAX - *time } else { *time };
-                [tenant.to_be_bytes(), time.to_be_bytes()].concat()
-            })
+            std::array::from_fn(|_| next_key(&mut times, tenant, descending))
         });
         let fill = fill_after_groups(groups, value);
         assert!(fill > least, "{tenants} tenants, {descending}: {fill}");

@@ -153,26 +153,26 @@ pub(crate) fn touch(range: &Range<usize>) -> bool {
 }
 
 /// The part that has all of a range.
-fn with(range: &Range<usize>) -> Option<Part> {
+fn containing(range: &Range<usize>) -> Option<Part> {
     let has = |part: &Part| part.start <= range.start && range.end <= part.end;
     parts().map(|(_, part)| part).find(has)
 }
 
 /// Whether all of a range is in one part.
 pub(crate) fn have(range: &Range<usize>) -> bool {
-    with(range).is_some()
+    containing(range).is_some()
 }
 
 /// Whether all of a range is in one part whose pages stay in memory: of a Morsel.
 pub(crate) fn have_for_good(range: &Range<usize>) -> bool {
-    with(range).is_some_and(|part| part.owner == 0)
+    containing(range).is_some_and(|part| part.owner == 0)
 }
 
 /// Calls a function with the owner of the part that has all of a range, if it has one. The owner
 /// stays meanwhile.
 pub(crate) fn with_owner(range: &Range<usize>, work: impl FnOnce(usize)) {
     locked(|| {
-        if let Some(part) = with(range).filter(|part| part.owner != 0) {
+        if let Some(part) = containing(range).filter(|part| part.owner != 0) {
             work(part.owner);
         }
     });

@@ -626,10 +626,10 @@ fn plan_run_split(
     let is_few = sizes[usize::from(ascending)] <= (capacity / 8).cast_signed();
     let least = usize::from(at == 0 || is_few && !ascending);
     let most = new.len() - usize::from(at == count || is_few && ascending);
+    // No prefix is longer than the fence that stays.
+    let longest = if ascending { lower } else { upper }.map_or(0, <[u8]>::len);
     for step in 0..(most + 1).saturating_sub(least) {
         let left = if ascending { most - step } else { least + step };
-        // Prefixes are no longer than the fence that stays.
-        let longest = if ascending { lower } else { upper }.map_or(0, <[u8]>::len);
         if needed(left) > room(left, longest.max(node.prefix_len()?))? {
             continue;
         }
@@ -662,8 +662,8 @@ struct NewEntry<'k> {
 /// The place of new entries, and what the slots before and after it will take.
 type NewEntries<'k> = (usize, Vec<NewEntry<'k>>, [isize; 2]);
 
-/// Finds the new entries among the changes of a leaf, if they all come to one place: at least as
-/// many as two leaves take.
+/// Finds the new entries among the changes of a leaf, if they all come to one place. Of more than
+/// two leaves take, it finds only the first.
 fn find_new<'k>(
     node: Node<&[u8]>,
     changes: &[(&'k [u8], Option<usize>)],
@@ -674,9 +674,11 @@ fn find_new<'k>(
         let position = node.find_slot(key)?;
         if position.exact {
             let index = position.index;
-            let slot = LEAF_SLOT + node.suffix(index)?.len();
-            let (before, after) =
-                (slot + node.payload_place(index)?.len, len.map_or(0, |len| slot + len));
+            let before = entry_bytes(node, index)?;
+            let after = match len {
+                Some(len) => LEAF_SLOT + node.suffix(index)?.len() + len,
+                None => 0,
+            };
             grown.push((index, after.cast_signed() - before.cast_signed()));
         } else if let Some(len) = len {
             if *at.get_or_insert(position.index) != position.index {
@@ -692,13 +694,17 @@ fn find_new<'k>(
     let Some(at) = at else { return Ok(None) };
     let mut sizes = [0; 2];
     for index in 0..node.count()? {
-        let size = LEAF_SLOT + node.suffix(index)?.len() + node.payload_place(index)?.len;
-        sizes[usize::from(index >= at)] += size.cast_signed();
+        sizes[usize::from(index >= at)] += entry_bytes(node, index)?.cast_signed();
     }
     for (index, more) in grown {
         sizes[usize::from(index >= at)] += more;
     }
     Ok(Some((at, new, sizes)))
+}
+
+/// What an entry of a leaf takes there.
+fn entry_bytes(node: Node<&[u8]>, index: usize) -> Result<usize, Torn> {
+    Ok(LEAF_SLOT + node.suffix(index)?.len() + node.payload_place(index)?.len)
 }
 
 /// Whether the entries next to `at` were inserted in order, and recently.
@@ -767,7 +773,7 @@ fn split_at_run(
     };
     let mut size = 0;
     for index in beyond {
-        size += LEAF_SLOT + node.suffix(index)?.len() + node.payload_place(index)?.len;
+        size += entry_bytes(node, index)?;
     }
     let few = size <= capacity(node.bytes().len()) / 8;
     // In an ascending run, the incoming entry goes to the right together with few entries beyond

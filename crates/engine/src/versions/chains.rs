@@ -101,7 +101,7 @@ struct Register {
 }
 
 impl Register {
-    /// A new chain, of an entry that has none.
+    /// Adds an entry that has no chain. Returns its chain, which is empty.
     fn add(&mut self, time: Time, entry: EntryHash, of: &Replaced<'_>) -> Box<Chain> {
         let chain = Chain::new(entry, of);
         let chain = match self.spare.pop() {
@@ -120,14 +120,14 @@ impl Register {
         chain
     }
 
-    /// Puts the oldest entry that is not in order there.
+    /// Moves the oldest entry of `unordered` to `order`.
     fn order_first(&mut self) {
         if let Some((tree, key, entry)) = self.unordered.pop_front() {
             self.order.entry(tree).or_default().insert(key, entry);
         }
     }
 
-    /// An entry comes to the end of the queue, and so is not the next one to be removed.
+    /// Puts an entry at the end of the queue. Others are removed before it.
     fn requeue(&mut self, time: Time, entry: EntryHash) {
         if self.unordered.front().is_some_and(|(.., first)| *first == entry) {
             self.order_first();
@@ -333,7 +333,7 @@ impl Chains {
         found
     }
 
-    /// Whether an entry of a tree may have changed after this time. Asks no lock, as the table of
+    /// Whether an entry of a tree may have changed after this time. Takes no lock, as the table of
     /// `changed.rs` does for one entry.
     pub(crate) fn may_have_changed(&self, tree: u32, since: Time) -> bool {
         let time_of = |shared: &LockedRegister| shared.tree_time(tree).load(Ordering::SeqCst);

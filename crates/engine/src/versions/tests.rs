@@ -112,31 +112,42 @@ fn a_view_finds_each_of_many_old_values() {
 }
 
 /// Values that only the views of short transactions see go soon, also beside a snapshot that is
-/// held.
+/// held, and also if the chains are in the register of another thread than the changes.
 #[test]
 fn short_views_leave_few_old_values() {
     const ENTRIES: u32 = 10_000;
-    let (gate, versions) = (Gate::default(), Versions::new(1 << 30));
-    let keep = |entry: u32| {
-        let old = Some(ValueRef::Bytes(&[7; 100]));
-        let replaced = Replaced { tree: 1, key: &entry.to_be_bytes(), old };
-        versions.keep(&[replaced], |_| {}, &mut vec![]);
-    };
-    let held = versions.begin_view(&gate.freeze());
-    (0..ENTRIES).for_each(keep);
-    let bytes = versions.bytes();
-    for entry in 0..ENTRIES {
-        let view = versions.try_begin_view().unwrap();
-        keep(entry);
-        versions.end_view(view, false, &mut vec![]);
+    for by_another_thread in [false, true] {
+        let (gate, versions) = (Gate::default(), Versions::new(1 << 30));
+        let keep = |entry: u32| {
+            let old = Some(ValueRef::Bytes(&[7; 100]));
+            let replaced = Replaced { tree: 1, key: &entry.to_be_bytes(), old };
+            versions.keep(&[replaced], |_| {}, &mut vec![]);
+        };
+        let held = versions.begin_view(&gate.freeze());
+        (0..ENTRIES).for_each(keep);
+        let bytes = versions.bytes();
+        let keep_beside_a_view = |entry| {
+            let view = versions.try_begin_view().unwrap();
+            keep(entry);
+            versions.end_view(view, false, &mut vec![]);
+        };
+        match by_another_thread {
+            false => (0..ENTRIES).for_each(keep_beside_a_view),
+            true => std::thread::scope(|scope| {
+                scope.spawn(|| (0..ENTRIES).for_each(keep_beside_a_view));
+            }),
+        }
+        let more = versions.bytes() - bytes;
+        assert!(more <= bytes / 10, "{more} bytes besides the {bytes} that the snapshot needs");
+        assert!(versions.fresh() <= 1000, "{}", versions.fresh());
+        for entry in 0..ENTRIES {
+            let seen = versions.at(1, &entry.to_be_bytes(), held);
+            assert_eq!(seen, Seen::Version(Some(OldValue::Inline([7; 100].into()))));
+        }
+        versions.end_view(held, false, &mut vec![]);
+        versions.reclaim(&mut vec![]);
+        assert_eq!((versions.fresh(), versions.counts()), (0, (0, 0)));
     }
-    let more = versions.bytes() - bytes;
-    assert!(more <= bytes / 10, "{more} bytes besides the {bytes} that the snapshot needs");
-    for entry in 0..ENTRIES {
-        let seen = versions.at(1, &entry.to_be_bytes(), held);
-        assert_eq!(seen, Seen::Version(Some(OldValue::Inline([7; 100].into()))));
-    }
-    versions.end_view(held, false, &mut vec![]);
 }
 
 /// Each thread counts for itself. What one has kept and not told yet, another one may drop.
@@ -183,35 +194,6 @@ fn very_many_changes_beside_many_views_take_no_memory() {
     }
     assert!(versions.fresh() <= 1000, "{} values", versions.fresh());
     views.iter().for_each(|view| versions.end_view(*view, false, &mut vec![]));
-}
-
-/// The chains are in the register of another thread than the changes.
-#[test]
-fn short_views_leave_few_old_values_in_other_registers() {
-    const ENTRIES: u32 = 2000;
-    let (gate, versions) = (Gate::default(), Versions::new(1 << 30));
-    let keep = |entry: u32| {
-        let old = Some(ValueRef::Bytes(&[7; 100]));
-        let replaced = Replaced { tree: 1, key: &entry.to_be_bytes(), old };
-        versions.keep(&[replaced], |_| {}, &mut vec![]);
-    };
-    let held = versions.begin_view(&gate.freeze());
-    (0..ENTRIES).for_each(keep);
-    let bytes = versions.bytes();
-    let keep_beside_a_view = |entry| {
-        let view = versions.try_begin_view().unwrap();
-        keep(entry);
-        versions.end_view(view, false, &mut vec![]);
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(|| (0..ENTRIES).for_each(keep_beside_a_view));
-    });
-    let more = versions.bytes() - bytes;
-    assert!(more <= bytes / 10, "{more} bytes besides the {bytes} that the snapshot needs");
-    assert!(versions.fresh() <= 1000, "{}", versions.fresh());
-    versions.end_view(held, false, &mut vec![]);
-    versions.reclaim(&mut vec![]);
-    assert_eq!((versions.fresh(), versions.counts()), (0, (0, 0)));
 }
 
 #[test]
