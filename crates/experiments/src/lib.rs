@@ -85,6 +85,7 @@ pub const ALL: &[Experiment] = &[
     dax::DAX_MAP,
     dax::DAX_APPEND,
     dax::DAX_ONCE,
+    dax::DAX_SEARCH,
     aquila::AQUILA_PREFAULT,
     aquila::AQUILA_RANDOM,
 ];

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use vellum_dax::{Access, Backend, BackendChoice, DaxFile, Heap, HeapOptions, Options};
+use vellum_dax::{Backend, DaxFile, Heap, Options};
 
+use super::kernel::{KeptBound, shootdowns};
+use super::way::{bytes_of, heap};
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};
@@ -27,9 +29,6 @@ const SIZES: [usize; 5] = [4 << 10, 32 << 10, 128 << 10, 1 << 20, 4 << 20];
 
 /// Mappings of an open file in a row.
 const TIMES_ALONE: usize = 50;
-
-/// The module's bound for the memory of tables that nothing uses.
-const KEPT: &str = "/sys/module/vellum/parameters/dax_kept_kib";
 
 /// Two sets of files: tables of the one are in use all the time, those of the other as long as an
 /// attachment is there.
@@ -85,10 +84,6 @@ enum Way<'a> {
 fn run(context: &Context<'_>) -> Result<Outcome> {
     let folder = context.make_directory("dax-once")?;
     let mut outcome = Outcome::default();
-    let heap = |backend, batch| {
-        let backend = BackendChoice::Only(backend);
-        Heap::new(&HeapOptions { backend, batch, ..HeapOptions::new(Access::Read) })
-    };
     let by_mmap = heap(Backend::Mmap, None)?;
     let batches = [None, Some(1), Some(512)];
     let heaps = batches.map(|batch| heap(Backend::Table, batch)).into_iter();
@@ -165,7 +160,7 @@ fn measure(
 /// Files a second: each thread has its share of them.
 fn rate(way: Way<'_>, paths: &[PathBuf], size: usize, threads: usize) -> Result<f64> {
     let share = paths.len().div_ceil(threads);
-    let _bound = matches!(way, Way::HeapAnew(_)).then(Bound::none).transpose()?;
+    let _bound = matches!(way, Way::HeapAnew(_)).then(|| KeptBound::of(0)).transpose()?;
     // The sample before may have had the module free all tables.
     if matches!(way, Way::HeapAgain(_)) {
         once(way, paths, size)?;
@@ -192,11 +187,7 @@ fn once(way: Way<'_>, paths: &[PathBuf], size: usize) -> Result<()> {
             }
             Way::Populated => sum_of(FileMapping::new(&file)?.bytes()),
             Way::Heap(heap) | Way::HeapAgain(heap) | Way::HeapAnew(heap) => {
-                let mapped = heap.map(&file)?;
-                // SAFETY: nothing changes the file while the experiment runs.
-                #[allow(unsafe_code)]
-                let bytes = unsafe { mapped.bytes() };
-                sum_of(bytes)
+                sum_of(bytes_of(&heap.map(&file)?))
             }
             // As often as makes the opening of the file cheap.
             Way::MapAlone(heap) => {
@@ -208,25 +199,6 @@ fn once(way: Way<'_>, paths: &[PathBuf], size: usize) -> Result<()> {
     }
     ensure!(paths.is_empty() || seen != 0, "the bytes are not those of the files");
     Ok(())
-}
-
-/// While this exists, the module keeps no table that nothing uses.
-struct Bound(String);
-
-impl Bound {
-    /// `None`: the module keeps none in any case.
-    fn none() -> Result<Option<Self>> {
-        let Ok(before) = fs::read_to_string(KEPT) else { return Ok(None) };
-        fs::write(KEPT, "0")?;
-        Ok(Some(Self(before)))
-    }
-}
-
-impl Drop for Bound {
-    fn drop(&mut self) {
-        // What could be written before can be written now.
-        let _ = fs::write(KEPT, &self.0);
-    }
 }
 
 /// The sum of all words, as the paper's programs compute it.
@@ -257,12 +229,4 @@ fn count_flushes(folder: &Path, outcome: &mut Outcome, heaps: &[&Heap; 3]) -> Re
         }
     }
     files.remove()
-}
-
-/// The number of such interrupts so far, on all CPUs.
-fn shootdowns() -> Result<u64> {
-    let text = fs::read_to_string("/proc/interrupts")?;
-    let line = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"));
-    let counts = line.unwrap_or_default().split_whitespace();
-    Ok(counts.filter_map(|word| word.parse::<u64>().ok()).sum())
 }
