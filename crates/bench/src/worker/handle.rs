@@ -15,6 +15,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use super::Launcher;
 use super::message::{GREETING, Request, Response, Usage};
 use super::pipeline::Stage;
+use super::site::Site;
 use super::whole_file::{Way, Weight};
 use crate::engine::Setting;
 use crate::machine::MemoryCgroup;
@@ -216,6 +217,24 @@ impl Worker {
         }
     }
 
+    /// Has it begin to fetch pages from a web server. [`fetched`](Worker::fetched) waits for the
+    /// end.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn begin_fetch(&mut self, site: &Site, plan: &Plan) -> Result<()> {
+        self.send(&Request::Fetch(site.clone(), plan.clone()))
+    }
+
+    /// How many pages it has fetched, as planned.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open), and a page that is not as it should be.
+    pub fn fetched(&mut self, plan: &Plan) -> Result<Measured> {
+        let answer = self.receive("fetching pages", Instant::now() + allowed(plan))?;
+        self.ran(&answer)
+    }
+
     /// Makes it a step of a pipeline. [`staged`](Worker::staged) waits for the end.
     ///
     /// # Errors
@@ -382,6 +401,7 @@ fn verb(request: &Request) -> &'static str {
         Request::Close => "closing",
         Request::Hold(..) => "getting a file",
         Request::Access(_) => "accessing pages",
+        Request::Fetch(..) => "fetching pages",
         Request::Stage(_) => "being a step of a pipeline",
         Request::Weigh => "weighing",
         Request::LetGo => "letting go",

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::pipeline::Stage;
+use super::site::Site;
 use super::whole_file::{Way, Weight};
 use crate::engine::Setting;
 use crate::machine::kib;
@@ -41,6 +42,8 @@ pub enum Request {
     Hold(Way, PathBuf),
     /// Access pages of the file that it holds, at random.
     Access(Plan),
+    /// Fetch pages from a web server.
+    Fetch(Site, Plan),
     /// Be a step of a pipeline, until no more packets come.
     Stage(Stage),
     /// Report the memory of this process.

@@ -15,6 +15,7 @@ mod model_file;
 mod pipeline;
 mod serve;
 mod setup;
+mod site;
 mod team;
 mod whole_file;
 
@@ -28,6 +29,7 @@ pub use model_file::make as make_model;
 pub use pipeline::{Head, Stage, Step, connect, sum_of};
 pub use serve::main;
 pub use setup::Setup;
+pub use site::{Page, Site};
 pub use team::{Member, Team, Terms};
 pub use whole_file::{
     FileMapping, Way, Weight, make as make_file, sum as sum_of_pages, warm as warm_file,

@@ -82,6 +82,7 @@ fn answer(
             let held = held.as_ref().context("no file is held")?;
             return Ok(Response::Ran(held.access(&plan)?));
         }
+        Request::Fetch(site, plan) => return Ok(Response::Ran(site.fetch(&plan)?)),
         Request::Stage(stage) => stage.run()?,
         Request::Weigh => return Ok(Response::Weighs(Weight::now())),
         Request::LetGo => *held = None,
