@@ -86,6 +86,7 @@ pub const ALL: &[Experiment] = &[
     dax::DAX_APPEND,
     dax::DAX_ONCE,
     dax::DAX_SEARCH,
+    dax::DAX_SERVE,
     aquila::AQUILA_PREFAULT,
     aquila::AQUILA_RANDOM,
 ];

@@ -2,10 +2,13 @@
 //! of "DaxVM: Stressing the Limits of Memory as a File Interface" (MICRO '22).
 
 mod append;
+mod http;
 mod kernel;
 mod map;
 mod once;
 mod search;
+mod serve;
+mod server;
 mod source_tree;
 mod way;
 
@@ -13,3 +16,4 @@ pub use append::DAX_APPEND;
 pub use map::DAX_MAP;
 pub use once::DAX_ONCE;
 pub use search::DAX_SEARCH;
+pub use serve::DAX_SERVE;
