@@ -30,16 +30,26 @@ impl PoolSize {
     /// [`PoolError::MemoryLimit`] with [`PoolSize::Auto`], if the limit cannot be read;
     /// [`PoolError::PoolTooLarge`] for more bytes than the process may use.
     pub fn frames(self) -> Result<u64, PoolError> {
-        let bytes = match (self, memory_limit::effective()) {
-            (PoolSize::Auto, limit) => default_bytes(limit.map_err(PoolError::MemoryLimit)?.bytes),
-            (PoolSize::Bytes(bytes), Ok(limit)) if bytes > limit.bytes => {
-                return Err(PoolError::PoolTooLarge { bytes, limit });
+        let bytes = match self {
+            PoolSize::Auto => {
+                let limit = memory_limit::effective().map_err(PoolError::MemoryLimit)?;
+                default_bytes(limit.bytes)
             }
-            (PoolSize::Bytes(bytes), _) => bytes,
+            PoolSize::Bytes(bytes) if bytes <= TINY => bytes,
+            PoolSize::Bytes(bytes) => match memory_limit::effective() {
+                Ok(limit) if bytes > limit.bytes => {
+                    return Err(PoolError::PoolTooLarge { bytes, limit });
+                }
+                _ => bytes,
+            },
         };
         Ok(bytes / PAGE_SIZE as u64)
     }
 }
+
+/// No process that runs has a limit of fewer bytes, so a pool of this size need not ask for the
+/// limit: that means reading a dozen files, which takes longer than the opening of a small store.
+const TINY: u64 = 1 << 20;
 
 /// The smallest default size, in bytes.
 const DEFAULT_MIN: u64 = 16 << 20;
@@ -210,9 +220,9 @@ impl PoolOptions {
 
     /// The most frames that a pool of `frames` frames may have: no more than the process may use.
     pub(crate) fn max_frames(&self, frames: u64) -> u64 {
+        let Some(max_bytes) = self.max_bytes else { return frames };
         let usable = memory_limit::effective().map_or(u64::MAX, |limit| limit.bytes);
-        let bytes = self.max_bytes.unwrap_or(0).min(usable);
-        frames.max(bytes / PAGE_SIZE as u64)
+        frames.max(max_bytes.min(usable) / PAGE_SIZE as u64)
     }
 }
 
