@@ -58,7 +58,9 @@ struct State {
     random: u64,
     begin: u64,
     end: u64,
-    /// What survives a loss of power.
+    /// Blocks that there can be at once.
+    slots: u64,
+    /// What survives a loss of power, up to the last slot that was ever written.
     durable: Vec<Block>,
     /// What was written since, in order: slots of `durable`.
     unsynced: VecDeque<(usize, Block)>,
@@ -75,12 +77,12 @@ struct State {
 impl SimulatedDevice {
     /// An empty log.
     pub fn new(options: SimulatedOptions) -> Self {
-        let slots = (options.segment_blocks * options.segments) as usize;
         let state = State {
             random: options.seed,
             begin: 0,
             end: 0,
-            durable: vec![Block::ZERO; slots],
+            slots: options.segment_blocks * options.segments,
+            durable: Vec::new(),
             unsynced: VecDeque::new(),
             fault: None,
             unreadable: 0..0,
@@ -118,9 +120,9 @@ impl SimulatedDevice {
         let mut state = crashed.lock();
         let count = self.lock().unsynced.len();
         let block = self.lock().unsynced.get(state.below(count as u64) as usize)?.1;
-        let slots = state.durable.len() as u64;
+        let slots = state.slots;
         let slot = state.below(slots) as usize;
-        state.durable[slot] = block;
+        *state.durable_mut(slot) = block;
         drop(state);
         Some(crashed)
     }
@@ -132,7 +134,7 @@ impl SimulatedDevice {
     }
 
     fn restarted(&self, mut state: State) -> SimulatedDevice {
-        let slots = state.durable.len() as u64;
+        let slots = state.slots;
         // What was trimmed and not reused may be there again.
         if state.below(2) == 0 {
             state.begin = state.end.saturating_sub(slots);
@@ -161,7 +163,7 @@ impl SimulatedDevice {
     pub fn damage(&self, number: u64, change: impl FnOnce(&mut [u8; BLOCK_BYTES])) {
         let mut state = self.lock();
         let slot = state.slot(number);
-        change(&mut state.durable[slot].0);
+        change(&mut state.durable_mut(slot).0);
     }
 
     /// From now on these blocks cannot be read.
@@ -195,7 +197,18 @@ impl State {
     }
 
     fn slot(&self, number: u64) -> usize {
-        (number % self.durable.len() as u64) as usize
+        (number % self.slots) as usize
+    }
+
+    fn durable(&self, slot: usize) -> Block {
+        self.durable.get(slot).copied().unwrap_or(Block::ZERO)
+    }
+
+    fn durable_mut(&mut self, slot: usize) -> &mut Block {
+        if self.durable.len() <= slot {
+            self.durable.resize(slot + 1, Block::ZERO);
+        }
+        &mut self.durable[slot]
     }
 
     /// A block reaches the storage, whole or in part.
@@ -204,7 +217,7 @@ impl State {
         for sector in 0..BLOCK_BYTES / SECTOR {
             if !torn || self.below(2) == 0 {
                 let bytes = sector * SECTOR..(sector + 1) * SECTOR;
-                self.durable[slot].0[bytes.clone()].copy_from_slice(&block.0[bytes]);
+                self.durable_mut(slot).0[bytes.clone()].copy_from_slice(&block.0[bytes]);
             }
         }
     }
@@ -259,7 +272,7 @@ impl LogDevice for SimulatedDevice {
         let mut state = self.lock();
         state.prepared = false;
         let end = state.end + self.options.segment_blocks;
-        if state.full || end - state.begin > state.durable.len() as u64 {
+        if state.full || end - state.begin > state.slots {
             return Err(io::ErrorKind::StorageFull.into());
         }
         state.end = end;
@@ -289,7 +302,7 @@ impl LogDevice for SimulatedDevice {
         }
         let mut state = self.lock();
         for (slot, block) in blocks {
-            state.durable[slot] = block;
+            *state.durable_mut(slot) = block;
             state.unsynced.retain(|(other, _)| *other != slot);
         }
         Ok(Written::Durable)
@@ -306,7 +319,7 @@ impl LogDevice for SimulatedDevice {
             return Err(io::Error::other("a planned fault of a sync"));
         }
         while let Some((slot, block)) = state.unsynced.pop_front() {
-            state.durable[slot] = block;
+            *state.durable_mut(slot) = block;
         }
         Ok(())
     }
@@ -321,7 +334,7 @@ impl LogDevice for SimulatedDevice {
         for (number, block) in (first..).zip(blocks) {
             let slot = state.slot(number);
             let newest = state.unsynced.iter().rev().find(|(other, _)| *other == slot);
-            *block = newest.map_or(state.durable[slot], |(_, block)| *block);
+            *block = newest.map_or_else(|| state.durable(slot), |(_, block)| *block);
         }
         Ok(())
     }
