@@ -191,11 +191,11 @@ impl PendingPages {
             let end = end.min(self.end.0);
             let mut scan = log.scan(Some(Lsn(start)))?;
             while let Some(record) = scan.next_ref()?.filter(|record| record.lsn.0 < end) {
-                let group = GroupRecord::read(record.bytes).map_err(bad(record.lsn))?;
-                for change in &group.pages {
+                for change in GroupRecord::pages_of(record.bytes).map_err(bad(record.lsn))? {
+                    let change = change.map_err(bad(record.lsn))?;
                     let Some(made) = making.get_mut(&change.page.id.0) else { continue };
                     if record.lsn >= made.places.image() {
-                        redo(change, record.lsn.0.wrapping_add(begin), made.bytes)?;
+                        redo(&change, record.lsn.0.wrapping_add(begin), made.bytes)?;
                         made.has_image = true;
                     }
                 }

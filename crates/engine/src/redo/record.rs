@@ -233,6 +233,9 @@ impl<'b> RecordWriter<'b> {
     }
 }
 
+/// The bytes of a range of pages.
+const RANGE_BYTES: usize = 12;
+
 fn push_range(bytes: &mut Vec<u8>, range: PageRef) {
     bytes.extend_from_slice(&range.id.0.to_le_bytes());
     bytes.extend_from_slice(&range.frames.to_le_bytes());
@@ -311,20 +314,51 @@ impl<'a> GroupRecord<'a> {
     /// # Errors
     /// [`BadRecord`] if it is not the record of a group.
     pub(crate) fn read(record: &'a [u8]) -> Result<GroupRecord<'a>, BadRecord> {
-        let mut rest = Reader(record);
-        let [kind, 0] = rest.array()? else { return Err(BadRecord("its kind is unknown")) };
-        if kind != GROUP {
-            return Err(BadRecord("its kind is unknown"));
-        }
-        let (pages, taken, freed) = (rest.u16()?, rest.u16()?, rest.u16()?);
+        let (mut rest, [pages, taken, freed]) = Self::head(record)?;
         let mut ranges =
             |count| (0..count).map(|_| rest.range()).collect::<Result<Vec<_>, BadRecord>>();
         let (taken, freed) = (ranges(taken)?, ranges(freed)?);
-        let pages = (0..pages).map(|_| rest.page()).collect::<Result<Vec<_>, BadRecord>>()?;
-        match rest.0 {
-            [] => Ok(GroupRecord { taken, freed, pages }),
-            _ => Err(BadRecord("it is longer than its parts")),
+        let pages = PageRecords { rest, left: pages }.collect::<Result<_, _>>()?;
+        Ok(GroupRecord { taken, freed, pages })
+    }
+
+    /// Reads of a record only what it says of pages.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), but nothing is said of the ranges.
+    pub(crate) fn pages_of(record: &'a [u8]) -> Result<PageRecords<'a>, BadRecord> {
+        let (mut rest, [pages, taken, freed]) = Self::head(record)?;
+        rest.take((taken + freed) * RANGE_BYTES)?;
+        Ok(PageRecords { rest, left: pages })
+    }
+
+    /// The rest of a record after its head, and how many pages, ranges that were taken and ranges
+    /// that were freed it has.
+    fn head(record: &'a [u8]) -> Result<(Reader<'a>, [usize; 3]), BadRecord> {
+        let mut rest = Reader(record);
+        let [GROUP, 0] = rest.array()? else { return Err(BadRecord("its kind is unknown")) };
+        let counts = [rest.u16()?, rest.u16()?, rest.u16()?];
+        Ok((rest, counts))
+    }
+}
+
+/// What a record says of its pages, one after the other.
+#[derive(Debug)]
+pub(crate) struct PageRecords<'a> {
+    rest: Reader<'a>,
+    left: usize,
+}
+
+impl<'a> Iterator for PageRecords<'a> {
+    type Item = Result<PageRecord<'a>, BadRecord>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.left > 0 {
+            self.left -= 1;
+            return Some(self.rest.page());
         }
+        let rest = std::mem::take(&mut self.rest.0);
+        (!rest.is_empty()).then_some(Err(BadRecord("it is longer than its parts")))
     }
 }
 

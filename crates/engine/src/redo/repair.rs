@@ -54,13 +54,15 @@ impl ChangedSince {
         let Some((image, last)) = image.zip(self.last.get(&page.id)) else { return Ok(false) };
         let (mut scan, mut has_image) = (log.scan(Some(image))?, false);
         while let Some(record) = scan.next_ref()?.filter(|record| record.lsn <= *last) {
-            let group = GroupRecord::read(record.bytes).map_err(bad(record.lsn))?;
             if is_planted(StoreBug::HalfRepair) && record.lsn > image {
                 break;
             }
-            for change in group.pages.iter().filter(|change| change.page == page) {
-                redo(change, record.lsn.0.wrapping_add(begin), bytes)?;
-                has_image = true;
+            for change in GroupRecord::pages_of(record.bytes).map_err(bad(record.lsn))? {
+                let change = change.map_err(bad(record.lsn))?;
+                if change.page == page {
+                    redo(&change, record.lsn.0.wrapping_add(begin), bytes)?;
+                    has_image = true;
+                }
             }
         }
         if has_image {
