@@ -95,7 +95,7 @@ pub(super) fn understand(head: &[u8]) -> Result<Get, Status> {
     if name.contains(['%', '\0', '?', '#']) {
         return Err(Status::BadRequest);
     }
-    // The folder has no folders, and what is outside of it is nobody's business.
+    // The server serves the files of this folder alone.
     if name.is_empty() || name == "." || name == ".." || name.contains('/') {
         return Err(Status::NotFound);
     }

@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use vellum_dax::{Backend, DaxFile, Heap, Options};
 
 use super::kernel::{KeptBound, shootdowns};
-use super::way::{bytes_of, heap};
+use super::way::{bytes_of, heap, heaps_by_table};
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};
@@ -85,15 +85,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let folder = context.make_directory("dax-once")?;
     let mut outcome = Outcome::default();
     let by_mmap = heap(Backend::Mmap, None)?;
-    let batches = [None, Some(1), Some(512)];
-    let heaps = batches.map(|batch| heap(Backend::Table, batch)).into_iter();
-    let heaps = match heaps.collect::<vellum_dax::Result<Vec<_>>>() {
-        Ok(heaps) => heaps,
-        Err(error) => {
-            outcome.notes.push(format!("Without ephemeral mappings: {error}."));
-            Vec::new()
-        }
-    };
+    let heaps = heaps_by_table([None, Some(1), Some(512)], &mut outcome);
     for size in SIZES {
         let files = Files::new(&folder, size, context.pick(200, 2_000))?;
         for threads in [1, 2] {
@@ -102,7 +94,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
                 ("mmap", Way::Heap(&by_mmap), &files.used),
                 ("mmap, populated", Way::Populated, &files.used),
             ];
-            if let [batched, single, large] = &heaps[..] {
+            if let Some([batched, single, large]) = &heaps {
                 ways.push(("ephemeral", Way::Heap(batched), &files.used));
                 ways.push(("ephemeral, flushed each time", Way::Heap(single), &files.used));
                 ways.push(("ephemeral, batches of 512", Way::Heap(large), &files.used));
@@ -121,7 +113,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         }
         files.remove()?;
     }
-    if let [batched, _, large] = &heaps[..] {
+    if let Some([batched, _, large]) = &heaps {
         count_flushes(&folder, &mut outcome, &[&by_mmap, batched, large])?;
     }
     outcome.notes.push(

@@ -9,7 +9,7 @@ use vellum_dax::{Backend, Heap, tables};
 
 use super::kernel::{KeptBound, forget_inodes};
 use super::source_tree::SourceTree;
-use super::way::{Way, heap};
+use super::way::{Way, heap, heaps_by_table};
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};
@@ -65,13 +65,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let folder = context.make_directory("dax-search")?;
     let mut outcome = Outcome::default();
     let by_mmap = heap(Backend::Mmap, None)?;
-    let heaps = match [None, Some(512)].map(|batch| heap(Backend::Table, batch)) {
-        [Ok(batched), Ok(large)] => Some([batched, large]),
-        [Err(error), _] | [_, Err(error)] => {
-            outcome.notes.push(format!("Without file tables: {error}."));
-            None
-        }
-    };
+    let heaps = heaps_by_table([None, Some(512)], &mut outcome);
     let make = |name, files| SourceTree::make(&folder.join(name), files, 18, &context.progress);
     let trees = [make("tree", context.pick(3_000, 10_000))?, make("small", FEWER_FILES)?];
     let enough = KeptBound::of(ENOUGH)?;

@@ -9,7 +9,7 @@ use vellum_dax::{Backend, Heap};
 
 use super::kernel::{KeptBound, shootdowns};
 use super::server::{Delivery, Server};
-use super::way::{Way, heap};
+use super::way::{Way, heap, heaps_by_table};
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};
@@ -67,13 +67,7 @@ struct Network {
 fn run(context: &Context<'_>) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let by_mmap = heap(Backend::Mmap, None)?;
-    let heaps = match [None, Some(512)].map(|batch| heap(Backend::Table, batch)) {
-        [Ok(batched), Ok(large)] => Some([batched, large]),
-        [Err(error), _] | [_, Err(error)] => {
-            outcome.notes.push(format!("Without file tables: {error}."));
-            None
-        }
-    };
+    let heaps = heaps_by_table([None, Some(512)], &mut outcome);
     let folder = context.make_directory("dax-serve")?;
     let server = Server::new(folder.clone())?;
     let site = Site { address: server.address()?, pages: Vec::new() };

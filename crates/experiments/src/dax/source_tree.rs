@@ -15,7 +15,7 @@ use vellum_bench::workload::values::Random;
 use super::way::Way;
 
 /// The text that is searched for. Its words are among the text's, the whole is not.
-pub(super) const WANTED: &[u8] = b"queue_mutex_unlock2";
+const WANTED: &[u8] = b"queue_mutex_unlock2";
 
 /// Half of the files have fewer bytes. Sizes are distributed log-normally.
 const MEDIAN: f64 = 6.0 * 1024.0;

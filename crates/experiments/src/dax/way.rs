@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Read as _;
 
 use anyhow::Result;
+use vellum_bench::report::Outcome;
 use vellum_bench::worker::FileMapping;
 use vellum_dax::{Access, Backend, BackendChoice, DaxFile, Ephemeral, Heap, HeapOptions, Options};
 
@@ -55,6 +56,22 @@ impl Way<'_> {
 pub(super) fn heap(backend: Backend, batch: Option<u32>) -> vellum_dax::Result<Heap> {
     let backend = BackendChoice::Only(backend);
     Heap::new(&HeapOptions { backend, batch, ..HeapOptions::new(Access::Read) })
+}
+
+/// Heaps of the module for reading, one for each number of unmapped ranges that it flushes at once.
+/// Without the module there are none, and the outcome says why.
+pub(super) fn heaps_by_table<const N: usize>(
+    batches: [Option<u32>; N],
+    outcome: &mut Outcome,
+) -> Option<[Heap; N]> {
+    let heaps = batches.into_iter().map(|batch| heap(Backend::Table, batch));
+    match heaps.collect::<vellum_dax::Result<Vec<_>>>() {
+        Ok(heaps) => Some(heaps.try_into().expect("a heap for each batch")),
+        Err(error) => {
+            outcome.notes.push(format!("Without file tables: {error}."));
+            None
+        }
+    }
 }
 
 /// The bytes of a file of an experiment.
