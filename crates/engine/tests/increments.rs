@@ -119,6 +119,260 @@ fn a_backup_and_its_increments_are_the_store() {
     assert!(!restored.exists());
 }
 
+/// A copy of a store and its log, as a process that is killed now would leave them.
+fn killed(path: &Path, to: &Path) {
+    let log = |path: &Path| path.with_extension("vellum.log");
+    let copy = || {
+        fs::copy(path, to).unwrap();
+        let _ = fs::remove_dir_all(log(to));
+        fs::create_dir(log(to)).unwrap();
+        for entry in fs::read_dir(log(path)).unwrap() {
+            let name = entry.unwrap().file_name();
+            fs::copy(log(path).join(&name), log(to).join(&name)).unwrap();
+        }
+    };
+    let state = || {
+        let logs = fs::read_dir(log(to)).unwrap().map(|entry| entry.unwrap().path());
+        let mut logs: Vec<_> = logs.map(|path| (fs::read(&path).unwrap(), path)).collect();
+        logs.sort_by(|one, other| one.1.cmp(&other.1));
+        (fs::read(to).unwrap(), logs)
+    };
+    // The store's threads may still write pages, or a checkpoint.
+    copy();
+    let mut before = state();
+    loop {
+        copy();
+        let now = state();
+        if now == before {
+            return;
+        }
+        before = now;
+    }
+}
+
+fn keep_still(store: &Store, entries: u64) {
+    let still = store.create_tree("still").unwrap();
+    (0..entries).for_each(|key| still.insert(&key.to_be_bytes(), &[7; 100]).unwrap());
+}
+
+/// How a store comes to its next increment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Stays,
+    IsKilled,
+    IsClosed,
+    HasNoLogMeanwhile,
+    AnotherBackupCameBetween,
+    AnotherBackupFailed,
+}
+
+/// An increment reads what was written since its base, whatever became of the process, and all
+/// pages when the store cannot know that.
+#[test]
+fn an_increment_reads_what_was_written_since_its_base() {
+    for way in [
+        Way::Stays,
+        Way::IsKilled,
+        Way::IsClosed,
+        Way::HasNoLogMeanwhile,
+        Way::AnotherBackupCameBetween,
+        Way::AnotherBackupFailed,
+    ] {
+        let (folder, path, base) = folder();
+        let at = |name: &str| folder.path().join(name);
+        let mut path = path;
+        let mut store = Store::create(&path, &with_log()).unwrap();
+        fill(&store);
+        keep_still(&store, 50_000);
+        let report = back_up(&store, &base).unwrap();
+        assert!(report.read_bytes >= report.used_bytes - (64 << 10), "{report:?}");
+        let (mut last, mut number, mut increments) = (base.clone(), 0, Vec::new());
+        for round in 0..3 {
+            let mut change = |store: &Store| {
+                transfer(store, number, &mut Random(number));
+                number += 1;
+            };
+            change(&store);
+            match way {
+                Way::Stays => {}
+                Way::IsKilled => {
+                    let copy = at(&format!("copy {round}.vellum"));
+                    killed(&path, &copy);
+                    drop(store);
+                    store = Store::open(&copy, &with_log()).unwrap();
+                    path = copy;
+                    assert!(store.recovery().is_some());
+                }
+                Way::IsClosed => {
+                    store.close().unwrap();
+                    store = Store::open(&path, &with_log()).unwrap();
+                }
+                Way::HasNoLogMeanwhile => {
+                    store.close().unwrap();
+                    store = Store::open(&path, &options()).unwrap();
+                    change(&store);
+                    store.close().unwrap();
+                    store = Store::open(&path, &with_log()).unwrap();
+                }
+                Way::AnotherBackupCameBetween => {
+                    back_up(&store, &at(&format!("between {round}"))).unwrap();
+                }
+                Way::AnotherBackupFailed => {
+                    let cancel = &mut |_: vellum::BackupProgress| ControlFlow::Break(());
+                    let options = BackupOptions::new();
+                    let failed = store.backup(at("failed"), &options, cancel).unwrap_err();
+                    assert!(matches!(failed, Error::Cancelled), "{failed}");
+                }
+            }
+            change(&store);
+            let next = at(&format!("increment {round}"));
+            let report = increment(&store, &next, &last).unwrap();
+            let reads_all = report.read_bytes + (64 << 10) >= report.used_bytes;
+            let reads_little = report.read_bytes < report.used_bytes / 4;
+            let is_unknown = [Way::HasNoLogMeanwhile, Way::AnotherBackupCameBetween];
+            let expected = if is_unknown.contains(&way) { reads_all } else { reads_little };
+            assert!(expected, "{way:?}, {round}: {report:?}");
+            increments.push(next.clone());
+            last = next;
+        }
+        let all = BackupOptions::new().since(&last).read_all(true);
+        let report = store.backup(at("all"), &all, &mut goes_on).unwrap();
+        assert!(report.read_bytes + (64 << 10) >= report.used_bytes, "{way:?}: {report:?}");
+        increments.push(at("all"));
+        restore(&at("restored"), &base, &increments).unwrap();
+        assert_eq!(check(&at("restored")).len() as u64, number);
+    }
+}
+
+/// The same for whatever a store does: nothing that changed is missing in an increment.
+#[test]
+fn increments_that_read_what_was_written_miss_nothing() {
+    let rounds = if std::env::var_os("VELLUM_SOAK").is_some() { 400 } else { 12 };
+    let (folder, first, base) = folder();
+    let at = |name: &str| folder.path().join(name);
+    let mut random = Random(7);
+    let mut path = first;
+    let mut store = Store::create(&path, &with_log()).unwrap();
+    fill(&store);
+    keep_still(&store, 10_000);
+    back_up(&store, &base).unwrap();
+    let (mut last, mut increments, mut number) = (base.clone(), Vec::new(), 0);
+    let mut little = 0;
+    for round in 0..rounds {
+        for _ in 0..random.below(3) {
+            for _ in 0..random.below(40) {
+                transfer(&store, number, &mut random);
+                change_files(&store, number % 3, number, &mut random);
+                number += 1;
+            }
+            match random.below(8) {
+                0 => {
+                    let name = format!("loaded {round}");
+                    let tree = store.tree_or_create(&name).unwrap();
+                    tree.clear().unwrap();
+                    let mut load = tree.bulk_loader().unwrap();
+                    for key in 0..random.below(5_000) {
+                        load.push(&key.to_be_bytes(), &number.to_le_bytes()).unwrap();
+                    }
+                    load.finish().unwrap();
+                }
+                1 => {
+                    let still = store.tree("still").unwrap();
+                    let from = random.below(10_000);
+                    let (from, to) = (from.to_be_bytes(), (from + 500).to_be_bytes());
+                    still.remove_range(&from[..]..&to[..]).unwrap();
+                }
+                2 => drop(store.compact(&mut |_| ControlFlow::Continue(())).unwrap()),
+                3 => store.sync().unwrap(),
+                4 => {
+                    store.close().unwrap();
+                    store = Store::open(&path, &with_log()).unwrap();
+                }
+                5 => {
+                    // New pages leave memory after the last checkpoint.
+                    let tall = store.tree_or_create("tall").unwrap();
+                    for _ in 0..random.below(2000) {
+                        let key = random.below(20_000).to_be_bytes();
+                        tall.upsert(&key, &[number as u8; 700]).unwrap();
+                    }
+                    let still = store.tree("still").unwrap();
+                    assert!(still.entries().all(|entry| entry.is_ok()));
+                    drop((tall, still));
+                    store.sync().unwrap();
+                    let copy = at(&format!("store {round}.vellum"));
+                    killed(&path, &copy);
+                    drop(store);
+                    store = Store::open(&copy, &with_log()).unwrap();
+                    path = copy;
+                }
+                _ => {}
+            }
+        }
+        let next = at(&format!("increment {round}"));
+        let report = increment(&store, &next, &last).unwrap();
+        little += usize::from(report.read_bytes < report.used_bytes / 2);
+        increments.push(next.clone());
+        last = next;
+        // The store as it is now.
+        let whole = at("whole.vellum");
+        killed(&path, &whole);
+        Store::open(&whole, &with_log()).unwrap().close().unwrap();
+        let restored = at("restored");
+        restore(&restored, &base, &increments).unwrap();
+        assert_eq!(check(&restored).len() as u64, number, "{round}");
+        equal(&restored, &whole);
+        fs::remove_file(&restored).unwrap();
+        fs::remove_file(&whole).unwrap();
+    }
+    assert!(little > rounds as usize / 4, "{little} of {rounds} increments did not read all");
+}
+
+/// A backup may begin while the one before is checked, and fail. What was written between their
+/// beginnings is not missing in an increment of the first one.
+#[test]
+fn a_backup_that_begins_while_another_one_is_checked_takes_nothing_from_it() {
+    let (folder, path, base) = folder();
+    let store = Store::create(&path, &with_log()).unwrap();
+    fill(&store);
+    keep_still(&store, 2000);
+    let (second_began, begun) = std::sync::mpsc::channel();
+    let (first_ended, ended) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let second = &store;
+        let failed = folder.path().join("failed");
+        let mut run_second = Some(move || {
+            transfer(second, 0, &mut Random(1));
+            // It is under way when the first one ends.
+            let stop = &mut |_: vellum::BackupProgress| {
+                let _ = second_began.send(());
+                ended.recv().unwrap();
+                ControlFlow::Break(())
+            };
+            let result = second.backup(failed, &BackupOptions::new(), stop);
+            assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+        });
+        let used = store.stat().unwrap().used_pages * 4096;
+        let began = &mut |progress: vellum::BackupProgress| {
+            if progress.bytes_done > used + used / 2
+                && let Some(run) = run_second.take()
+            {
+                scope.spawn(run);
+                begun.recv().unwrap();
+            }
+            ControlFlow::Continue(())
+        };
+        store.backup(&base, &BackupOptions::new(), began).unwrap();
+        first_ended.send(()).unwrap();
+        assert!(run_second.is_none());
+    });
+    let one = folder.path().join("one");
+    increment(&store, &one, &base).unwrap();
+    store.close().unwrap();
+    let restored = folder.path().join("restored");
+    restore(&restored, &base, &[one]).unwrap();
+    equal(&restored, &path);
+}
+
 #[test]
 fn increments_beside_writers_are_stores_of_one_moment() {
     for options in [with_log(), options()] {

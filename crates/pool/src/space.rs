@@ -16,6 +16,7 @@ pub const MAX_PAGES: u64 = 1 << 51;
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 32;
 const EXTENT_BYTES: usize = 16;
+const LENGTH: &str = "its length and its number of extents differ";
 
 /// What is wrong with a range to be freed, or with an encoded space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -330,7 +331,19 @@ impl Space {
     /// # Errors
     /// [`SpaceError::Version`] or [`SpaceError::Damaged`].
     pub fn decode(bytes: &[u8]) -> Result<Self, SpaceError> {
-        let (header, extents) =
+        match Self::decode_first(bytes)? {
+            (space, []) => Ok(space),
+            _ => Err(SpaceError::Damaged(LENGTH)),
+        }
+    }
+
+    /// As [`decode`](Self::decode), of bytes that begin with what [`encode`](Self::encode) wrote.
+    /// Returns the bytes after that, too.
+    ///
+    /// # Errors
+    /// [`SpaceError::Version`] or [`SpaceError::Damaged`].
+    pub fn decode_first(bytes: &[u8]) -> Result<(Self, &[u8]), SpaceError> {
+        let (header, rest) =
             bytes.split_at_checked(HEADER_BYTES).ok_or(SpaceError::Damaged("it is too short"))?;
         let version = number(header, 0) as u32;
         if version != VERSION {
@@ -343,11 +356,10 @@ impl Space {
         if first > end || end > MAX_PAGES {
             return Err(SpaceError::Damaged("its first page and its end do not fit together"));
         }
-        if !extents.len().is_multiple_of(EXTENT_BYTES)
-            || (extents.len() / EXTENT_BYTES) as u64 != count
-        {
-            return Err(SpaceError::Damaged("its length and its number of extents differ"));
-        }
+        let extents = usize::try_from(count).ok().and_then(|count| count.checked_mul(EXTENT_BYTES));
+        let (extents, rest) = extents
+            .and_then(|len| rest.split_at_checked(len))
+            .ok_or(SpaceError::Damaged(LENGTH))?;
         let mut space = Self::new(first);
         space.end = end;
         let mut lowest = first;
@@ -362,7 +374,7 @@ impl Space {
             space.insert(start, count);
             lowest = after + 1;
         }
-        Ok(space)
+        Ok((space, rest))
     }
 
     /// The free extent that ends at the end.
@@ -557,6 +569,9 @@ mod tests {
     #[test]
     fn encoded_spaces_are_checked() {
         let good = encoded(&[1, 1, 9, 2, 2, 3, 6, 1]);
+        let more = [&good[..], &[7; 5]].concat();
+        assert_eq!(Space::decode_first(&more).unwrap().1, [7; 5]);
+        assert!(matches!(Space::decode(&more), Err(SpaceError::Damaged(_))));
         assert_eq!(Space::decode(&good).unwrap().encode(), good);
         assert_eq!(Space::decode(&good).unwrap().encoded_len(), good.len());
         assert_eq!(Space::decode(&encoded(&[2, 1, 9, 0])), Err(SpaceError::Version { found: 2 }));

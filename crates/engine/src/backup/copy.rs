@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use vellum_log::{Lsn, RecordRef};
 use vellum_pool::device::Device;
-use vellum_pool::{PageRef, RawPages, Space};
+use vellum_pool::{PAGE_SIZE, PageRef, RawPages, Space};
 
 use super::files::Target;
 use super::progress::Pace;
@@ -44,8 +44,10 @@ use crate::redo::records::Records;
 use crate::redo::recover::{Recovered, Recovery};
 use crate::redo::redoer::RedoLimits;
 use crate::store::callback::CallbackScope;
+use crate::store::changes::{BackupState, BackupUnderWay, WrittenFrames};
 use crate::store::core::StoreCore;
 use crate::store::cut::BackupCut;
+use crate::store::free_map::FileMap;
 use crate::store::header::{Header, LogPoint};
 use crate::store::open::scratch_pool;
 use crate::sync::lock;
@@ -63,12 +65,44 @@ const REDO_LIMITS: RedoLimits = RedoLimits { threads: 1, bytes: 32 << 20, list_b
 
 /// A store to copy, and the file that becomes the copy.
 pub(super) struct Copying<'a, 'f> {
-    pub core: &'a StoreCore,
-    pub to: Target<'a>,
-    pub pace: &'a mut Pace<'f>,
+    core: &'a StoreCore,
+    to: Target<'a>,
+    pace: &'a mut Pace<'f>,
+    /// The file has this state already.
+    base: Option<(BackupState, Vec<(u64, u64)>)>,
+    read_bytes: u64,
+    /// What the store writes meanwhile.
+    under_way: Option<BackupUnderWay>,
 }
 
-impl Copying<'_, '_> {
+impl<'a, 'f> Copying<'a, 'f> {
+    pub(super) fn new(core: &'a StoreCore, to: Target<'a>, pace: &'a mut Pace<'f>) -> Self {
+        Copying { core, to, pace, base: None, read_bytes: 0, under_way: None }
+    }
+
+    /// The file has a state already, with these ranges (start, count) of frames: what the store has
+    /// not written since then is not read.
+    pub(super) fn read_since(&mut self, state: BackupState, ranges: Vec<(u64, u64)>) {
+        self.base = Some((state, ranges));
+    }
+
+    /// The bytes of the store's file that were read, and what the store has written meanwhile.
+    pub(super) fn finish(self) -> (u64, Option<BackupUnderWay>) {
+        (self.read_bytes, self.under_way)
+    }
+
+    /// The ranges (start, count) that the file does not have as the store has them in a cut. The
+    /// pages of the cut are written.
+    fn ranges_to_read(&self, space: &Space) -> Vec<(u64, u64)> {
+        let base = self.base.as_ref();
+        let known = base
+            .and_then(|(state, ranges)| Some((self.core.pages.file.changes.since(state)?, ranges)));
+        match known {
+            Some((written, ranges)) => changed(&used(space), ranges, &written),
+            None => used(space),
+        }
+    }
+
     /// Makes the file a clean store with the state of the store now. `records` is an empty file for
     /// the records of the log.
     pub(super) fn run(&mut self, records: File) -> Result<Recovered> {
@@ -77,10 +111,11 @@ impl Copying<'_, '_> {
             return self.run_with_log(log, records);
         }
         if matches!(core.pages.check_writable(), Err(Error::ReadOnly)) {
-            let map = core.checkpoint_lock().places().to_vec();
+            let places = core.checkpoint_lock().places().to_vec();
             let space = core.pages.pool.with_space(Space::clone);
             let header = core.pages.header();
-            return self.run_still(BackupCut { header, space, map, held: None });
+            let map = FileMap { places, ..FileMap::nothing(space) };
+            return self.run_still(BackupCut { header, map, held: None, under_way: None });
         }
         let mut checkpoints = core.checkpoint_lock();
         let (cut, paused) = core.cut_to_copy(&mut checkpoints)?;
@@ -93,11 +128,11 @@ impl Copying<'_, '_> {
 
     /// Copies a file that does not change.
     fn run_still(&mut self, cut: BackupCut) -> Result<Recovered> {
-        self.copy(&used(&cut.space), true, None)?;
+        self.copy_all(&self.ranges_to_read(&cut.map.space), None)?;
         let log = cut.header.log.without_log();
-        let header = Header { listed: 0, log, ..cut.header };
+        let header = Header { listed: 0, changes: false, log, ..cut.header };
         let (none, end) = (RecoveryListener::default(), Lsn(log.lsn));
-        let mut recovery = Recovery::new(header, cut.map, cut.space, end, REDO_LIMITS, &none)?;
+        let mut recovery = Recovery::new(header, cut.map, end, REDO_LIMITS, &none)?;
         recovery.end_at(end)?;
         let written = recovery.write(&header.encode(&[]), self.to.device, &NoRecords);
         written.map_err(|error| self.to.failed(error))
@@ -105,14 +140,16 @@ impl Copying<'_, '_> {
 
     fn run_with_log(&mut self, log: &Arc<RedoLog>, records: File) -> Result<Recovered> {
         let pages = &self.core.pages;
-        let BackupCut { header, space, map, held } = pages.cut_for_backup(log, records)?;
+        let BackupCut { header, map, held, under_way } = pages.cut_for_backup(log, records)?;
+        self.under_way = under_way;
         let held = held.unwrap_or_else(|| unreachable!("a cut of a log holds it"));
         // The copy has no log, whatever becomes of the store's. Recovery needs the numbers.
-        let header = Header { log: LogPoint { identity: 0, ..header.log }, ..header };
-        self.copy(&used(&space), true, Some(&held))?;
+        let header =
+            Header { log: LogPoint { identity: 0, ..header.log }, changes: false, ..header };
+        self.copy_all(&self.ranges_to_read(&map.space), Some(&held))?;
 
         let none = RecoveryListener::default();
-        let mut recovery = Recovery::new(header, map, space, Lsn(0), REDO_LIMITS, &none)?;
+        let mut recovery = Recovery::new(header, map, Lsn(0), REDO_LIMITS, &none)?;
         let (mut read, mut rounds) = (0, 0);
         let (loads, maps, freeze) = loop {
             let loads = pages.loads();
@@ -142,6 +179,7 @@ impl Copying<'_, '_> {
             None => self.copy(&values, false, Some(&held))?,
         }
         drop(frozen);
+        self.read_bytes += untold;
         self.pace.advance(untold)?;
         pages.check_open()?;
         held.release_places();
@@ -166,12 +204,18 @@ impl Copying<'_, '_> {
         Ok(copied)
     }
 
+    /// Copies the ranges (start, count) that the copy begins with.
+    fn copy_all(&mut self, ranges: &[(u64, u64)], held: Option<&Held>) -> Result<()> {
+        self.pace.expect(ranges.iter().map(|(_, count)| count * PAGE_SIZE as u64).sum());
+        self.copy(ranges, true, held)
+    }
+
     /// Copies ranges (start, count) of the file.
     fn copy(&mut self, ranges: &[(u64, u64)], limited: bool, held: Option<&Held>) -> Result<()> {
         let core = self.core;
         let end = ranges.iter().map(|(start, count)| start + count).max().unwrap_or(0);
         self.to.grow(end)?;
-        let (to, pace) = (self.to, &mut *self.pace);
+        let (to, pace, read_bytes) = (self.to, &mut *self.pace, &mut self.read_bytes);
         let mut meanwhile = || {
             core.pages.check_open()?;
             match (held, &core.pages.redo_log) {
@@ -184,6 +228,7 @@ impl Copying<'_, '_> {
             core.pages.check_open()?;
             to.write(first, bytes)?;
             let bytes = bytes.len() as u64;
+            *read_bytes += bytes;
             match limited {
                 true => pace.advance_within_limit(bytes, &mut meanwhile),
                 false => pace.advance(bytes),
@@ -211,6 +256,28 @@ pub(super) fn used(space: &Space) -> Vec<(u64, u64)> {
             ranges.push((next, start - next));
         }
         next = start + count;
+    }
+    ranges
+}
+
+/// The parts of ranges (start, count) in use that a base does not have as they are: what was
+/// written since, and what is in none of the base's ranges. All ranges are in order.
+fn changed(used: &[(u64, u64)], base: &[(u64, u64)], written: &WrittenFrames) -> Vec<(u64, u64)> {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    let mut base = base.iter().peekable();
+    for (start, count) in used {
+        let mut last: Option<(u64, u64)> = None;
+        for frame in *start..start + count {
+            while base.next_if(|(start, count)| start + count <= frame).is_some() {}
+            if base.peek().is_some_and(|(start, _)| *start <= frame) && !written.has(frame) {
+                continue;
+            }
+            match &mut last {
+                Some((first, count)) if *first + *count == frame => *count += 1,
+                last => ranges.extend(last.replace((frame, 1))),
+            }
+        }
+        ranges.extend(last);
     }
     ranges
 }

@@ -15,12 +15,14 @@ use crc_fast::{CrcAlgorithm, checksum};
 use vellum_pool::{PAGE_SIZE, PageCopy, PageRef};
 
 use super::files::{Target, nameless_file, open_backup};
-use super::index::{ENTRY, Index, IndexWriter, State, begins_with, entry, ranges_of, sum};
+use super::index::{ENTRY, Index, IndexWriter, begins_with, entry, ranges_of, sum};
 use super::overlay::Overlay;
 use super::progress::Pace;
 use crate::error::{Error, Result};
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::redo::recover::Recovered;
+use crate::store::Store;
+use crate::store::changes::BackupState;
 
 const MAGIC: &[u8; 8] = b"VELLUMIN";
 const VERSION: u32 = 1;
@@ -44,8 +46,8 @@ const FRAME: u64 = PAGE_SIZE as u64;
 /// The first frame of an increment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Head {
-    base: State,
-    state: State,
+    base: BackupState,
+    state: BackupState,
     /// Length of the store's file in frames.
     file_frames: u64,
     /// The number of frames that the increment has.
@@ -96,7 +98,7 @@ impl Head {
         }
         let mut store = [0; 16];
         store.copy_from_slice(&bytes[AT_STORE..AT_BASE]);
-        let state_at = |at: usize| State {
+        let state_at = |at: usize| BackupState {
             store: u128::from_le_bytes(store),
             sequence: get_u64(bytes, at),
             lsn: get_u64(bytes, at + 8),
@@ -181,13 +183,13 @@ impl io::Write for Appender<'_> {
 }
 
 /// Writes the increment that leads from `base` to a state that was written to `overlay`. Returns
-/// its length in bytes.
+/// that state, and the length of the increment in bytes.
 pub(super) fn write(
     to: Target<'_>,
-    base: State,
+    base: BackupState,
     overlay: &Overlay,
     recovered: &Recovered,
-) -> Result<u64> {
+) -> Result<(BackupState, u64)> {
     // An error of the store comes as one of the system, and goes back.
     let failed = |error: io::Error| error.downcast().unwrap_or_else(|error| to.failed_with(error));
     let ranges = ranges_of(&recovered.space);
@@ -225,7 +227,7 @@ pub(super) fn write(
     file.flush_frames()?;
     let head = Head {
         base,
-        state: State::of(&recovered.header, digest),
+        state: BackupState::of(&recovered.header, digest),
         file_frames: recovered.header.file_pages,
         frames,
         runs: runs.len() as u64,
@@ -238,7 +240,7 @@ pub(super) fn write(
     to.write(0, first.bytes())?;
     // A device may have grown by more.
     to.device.resize(head.file_bytes() / FRAME).map_err(failed)?;
-    Ok(head.file_bytes())
+    Ok((head.state, head.file_bytes()))
 }
 
 /// An increment that was opened.
@@ -305,12 +307,12 @@ impl Increment {
     }
 
     /// The state that it leads to.
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> BackupState {
         self.head.state
     }
 
     /// The state that it begins with.
-    pub(super) fn base(&self) -> State {
+    pub(super) fn base(&self) -> BackupState {
         self.head.base
     }
 
@@ -330,6 +332,24 @@ impl Increment {
     /// The number of bytes of its frames.
     pub(super) fn bytes(&self) -> u64 {
         self.head.frames * FRAME
+    }
+
+    /// Reads a frame that it has. Returns false if it has none of this number.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub(super) fn read_frame(&self, frame: u64, bytes: &mut [u8]) -> Result<bool> {
+        let mut at = FRAME;
+        for (first, count) in &self.runs {
+            if (*first..first + count).contains(&frame) {
+                let failed = Error::of_backup(format!("reading {}", self.path.display()));
+                let at = at + (frame - first) * FRAME;
+                self.file.read_exact_at(bytes, at).map_err(failed)?;
+                return Ok(true);
+            }
+            at += count * FRAME;
+        }
+        Ok(false)
     }
 
     /// Reads and checks all of its frames. Calls `visit` with them: the number of the first one,
@@ -369,18 +389,41 @@ pub(super) fn read_base(
     path: &Path,
     folder_of: &Path,
     pace: &mut Pace<'_>,
-) -> Result<(State, Index)> {
+) -> Result<(BackupState, Index)> {
     if is_increment(path)? {
         let increment = Increment::open(path)?;
         return Ok((increment.state(), increment.into_index()));
     }
-    let store = open_backup(path)?;
-    let pages = &store.core.pages;
+    index_of(&open_backup(path)?, nameless_file(folder_of)?, pace)
+}
+
+/// The state of a full backup, all of which is read, and its index, which goes to a file.
+///
+/// # Errors
+/// What the system said; [`Error::Cancelled`].
+pub(super) fn index_of(
+    full: &Store,
+    to: File,
+    pace: &mut Pace<'_>,
+) -> Result<(BackupState, Index)> {
+    let pages = &full.core.pages;
     let space = pages.pool.with_space(vellum_pool::Space::clone);
     pace.expect(space.allocated_pages() * FRAME);
     let read = &mut |bytes| pace.advance(bytes);
-    let (index, digest) = Index::of_store(&pages.device, &space, nameless_file(folder_of)?, read)?;
-    Ok((State::of(&pages.header(), digest), index))
+    let (index, digest) = Index::of_store(&pages.device, &space, to, read)?;
+    Ok((BackupState::of(&pages.header(), digest), index))
+}
+
+/// Opens a backup that others follow, to read it, and locks it meanwhile.
+///
+/// # Errors
+/// [`Error::BadBackup`] if it is an increment, or none.
+pub(super) fn open_full(path: &Path) -> Result<Store> {
+    if is_increment(path)? {
+        let what = "it is an increment: name the backup that it follows first".into();
+        return Err(Error::BadBackup { path: path.into(), what });
+    }
+    open_backup(path)
 }
 
 /// Whether a file says that it is an increment.

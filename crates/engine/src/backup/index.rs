@@ -19,7 +19,7 @@ use vellum_pool::{PAGE_SIZE, Space};
 use super::copy::{read_frames, used};
 use crate::error::{Error, Result};
 use crate::page::bytes::{get_u64, put_u64};
-use crate::store::header::{HEADER_PAGES, Header};
+use crate::store::header::HEADER_PAGES;
 use crate::sync::lock;
 
 /// Bytes of an entry of an index: a range, or a sum.
@@ -37,25 +37,6 @@ pub(super) fn sum(frame: &[u8]) -> Sum {
     put_u64(&mut sum, 0, checksum(CrcAlgorithm::Crc64Nvme, frame));
     put_u64(&mut sum, 8, checksum(CrcAlgorithm::Crc64Xz, frame));
     sum
-}
-
-/// A state of a store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct State {
-    pub store: u128,
-    /// The sequence number of the newest header.
-    pub sequence: u64,
-    /// The header describes the store before the record with this number.
-    pub lsn: u64,
-    /// The checksum of the index.
-    pub digest: u64,
-}
-
-impl State {
-    pub(super) fn of(header: &Header, digest: u64) -> State {
-        let Header { store_id, sequence, log, .. } = *header;
-        State { store: store_id, sequence, lsn: log.lsn, digest }
-    }
 }
 
 /// The ranges (start, count) of frames that a state has: the headers, and what is in use.

@@ -7,7 +7,9 @@ mod increment;
 mod index;
 mod overlay;
 mod progress;
+mod repair;
 mod restore;
+mod summed;
 #[cfg(test)]
 mod tests;
 
@@ -17,8 +19,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vellum_pool::PAGE_SIZE;
 use vellum_pool::device::Device;
+use vellum_pool::{PAGE_SIZE, Space};
 
 pub use progress::BackupProgress;
 pub use restore::{RestoreOptions, RestoreReport, restore};
@@ -28,10 +30,12 @@ use crate::backup::files::{NewFile, Target, nameless_file};
 use crate::backup::increment::{Increment, read_base};
 use crate::backup::overlay::Overlay;
 use crate::backup::progress::Pace;
+use crate::backup::summed::SummedFile;
 use crate::error::{Error, Result};
 use crate::redo::recover::Recovered;
 use crate::store::Store;
 use crate::store::callback::refuse_in_callback;
+use crate::store::changes::{BackupState, BackupUnderWay};
 
 /// How to back a store up. `BackupOptions::new()` suits most programs.
 #[derive(Clone, Debug)]
@@ -39,12 +43,19 @@ pub struct BackupOptions {
     since: Option<PathBuf>,
     replace: bool,
     check: bool,
+    read_all: bool,
     bytes_per_second: Option<u64>,
 }
 
 impl Default for BackupOptions {
     fn default() -> BackupOptions {
-        BackupOptions { since: None, replace: false, check: true, bytes_per_second: None }
+        BackupOptions {
+            since: None,
+            replace: false,
+            check: true,
+            read_all: false,
+            bytes_per_second: None,
+        }
     }
 }
 
@@ -58,8 +69,10 @@ impl BackupOptions {
     /// an increment. [`restore`](crate::restore()) makes a store of a backup and its increments. A
     /// backup that is a base must stay as it is: opening it for writing makes it another one.
     ///
-    /// All pages of the store are read, and of a base that is no increment, too. Meanwhile a file
-    /// without a name in the folder of the increment has what changed.
+    /// A store with a log remembers what was written to its file since its newest backup or
+    /// increment. If that is the base, only this is read of the store, and otherwise all pages
+    /// ([`BackupReport::read_bytes`]). Of a base that is no increment all pages are read as well.
+    /// Meanwhile a file without a name in the folder of the increment has what changed.
     pub fn since(mut self, base: impl Into<PathBuf>) -> BackupOptions {
         self.since = Some(base.into());
         self
@@ -77,6 +90,14 @@ impl BackupOptions {
     /// the checksums are compared: the pages of its base are not there. The default is yes.
     pub fn check(mut self, yes: bool) -> BackupOptions {
         self.check = yes;
+        self
+    }
+
+    /// Whether an increment reads all pages of the store, although the store remembers which of
+    /// them changed. Then the increment also has what something else than this library has changed,
+    /// a damaged page, too, which the restore finds. The default is no.
+    pub fn read_all(mut self, yes: bool) -> BackupOptions {
+        self.read_all = yes;
         self
     }
 
@@ -99,6 +120,8 @@ pub struct BackupReport {
     pub lsn: u64,
     /// Length of the backup, or of the increment, in bytes.
     pub file_bytes: u64,
+    /// Bytes of the store's file that were read: all that is in use, or what changed.
+    pub read_bytes: u64,
     /// Bytes that the store uses in the backup, or in what the increment leads to.
     pub used_bytes: u64,
     /// Changes that came while the store was copied, and that the backup has.
@@ -152,49 +175,62 @@ impl Store {
             return Err(Error::BadOption(what.into()));
         }
         let mut pace = Pace::new(progress, options.bytes_per_second);
-        let used = pages.pool.with_space(|space| space.allocated_pages()) * PAGE_SIZE as u64;
-        pace.expect(if options.check && options.since.is_none() { 2 * used } else { used });
-        let copied = match &options.since {
+        // After an error the store remembers what it did before.
+        let Backup { copied, state, file_bytes, read_bytes, under_way } = match &options.since {
             None => self.back_up_all(path, options, &mut pace),
             Some(base) => self.back_up_since(base, path, options, &mut pace),
-        };
-        let (copied, file_bytes) = copied?;
+        }?;
+        if let Some(under_way) = under_way {
+            under_way.complete(state);
+            pages.save_changes();
+        }
         Ok(BackupReport {
             store_id: copied.header.store_id,
             lsn: copied.header.log.lsn,
             file_bytes,
+            read_bytes,
             used_bytes: copied.space.allocated_pages() * PAGE_SIZE as u64,
             changes: copied.report.records,
             duration: began.elapsed(),
         })
     }
 
-    /// Returns what was copied, and the length of the backup.
     fn back_up_all(
         &self,
         path: &Path,
         options: &BackupOptions,
         pace: &mut Pace<'_>,
-    ) -> Result<(Recovered, u64)> {
+    ) -> Result<Backup> {
+        if options.check {
+            let used = self.core.pages.pool.with_space(Space::allocated_pages);
+            pace.expect(used * PAGE_SIZE as u64);
+        }
         let file = NewFile::create(path, options.replace)?;
         let records = nameless_file(path)?;
-        let copied = Copying { core: &self.core, to: file.target(), pace }.run(records)?;
+        let summed = Arc::new(SummedFile::new(&file.device, nameless_file(path)?));
+        let device: Arc<dyn Device> = summed.clone();
+        let to = Target { device: &device, path };
+        let mut copying = Copying::new(&self.core, to, pace);
+        let copied = copying.run(records)?;
+        let (read_bytes, under_way) = copying.finish();
         if options.check {
             file.check(pace)?;
         }
+        let digest = summed.digest(&copied.space);
+        let digest = digest.map_err(Error::of_backup("reading a temporary file"))?;
         file.publish()?;
-        let bytes = copied.header.file_pages * PAGE_SIZE as u64;
-        Ok((copied, bytes))
+        let state = BackupState::of(&copied.header, digest);
+        let file_bytes = copied.header.file_pages * PAGE_SIZE as u64;
+        Ok(Backup { copied, state, file_bytes, read_bytes, under_way })
     }
 
-    /// Returns what was copied, and the length of the increment.
     fn back_up_since(
         &self,
         base: &Path,
         path: &Path,
         options: &BackupOptions,
         pace: &mut Pace<'_>,
-    ) -> Result<(Recovered, u64)> {
+    ) -> Result<Backup> {
         if is_same_file(base, path) {
             let what = format!("{} would replace the backup that it follows", path.display());
             return Err(Error::BadOption(what));
@@ -209,10 +245,15 @@ impl Store {
         let device: Arc<dyn Device> = overlay.clone();
         let records = nameless_file(path)?;
         let to = Target { device: &device, path };
-        let copied = Copying { core: &self.core, to, pace }.run(records)?;
-        let bytes = increment::write(file.target(), state, &overlay, &copied)?;
+        let mut copying = Copying::new(&self.core, to, pace);
+        if !options.read_all {
+            copying.read_since(state, overlay.base_ranges());
+        }
+        let copied = copying.run(records)?;
+        let (read_bytes, under_way) = copying.finish();
+        let (state, file_bytes) = increment::write(file.target(), state, &overlay, &copied)?;
         if options.check {
-            pace.expect(bytes);
+            pace.expect(file_bytes);
             let written = Increment::open(file.place()).and_then(|increment| {
                 increment.each(&mut |_, bytes| pace.advance(bytes.len() as u64))
             });
@@ -225,8 +266,19 @@ impl Store {
             })?;
         }
         file.publish()?;
-        Ok((copied, bytes))
+        Ok(Backup { copied, state, file_bytes, read_bytes, under_way })
     }
+}
+
+/// A backup or an increment that has its name.
+struct Backup {
+    copied: Recovered,
+    /// What it leads to.
+    state: BackupState,
+    file_bytes: u64,
+    read_bytes: u64,
+    /// In a store with a log.
+    under_way: Option<BackupUnderWay>,
 }
 
 fn is_same_file(one: &Path, other: &Path) -> bool {

@@ -31,6 +31,11 @@ impl Overlay {
         Overlay { base, file, frames: AtomicU64::new(0), changed: Mutex::default() }
     }
 
+    /// The ranges (start, count) of the earlier state, in order.
+    pub(super) fn base_ranges(&self) -> Vec<(u64, u64)> {
+        self.base.ranges()
+    }
+
     fn write_frames(&self, first: u64, bytes: &[u8]) -> io::Result<()> {
         for (frame, bytes) in (first..).zip(bytes.chunks_exact(PAGE_SIZE)) {
             let differs = self.base.sum_of(frame)? != Some(sum(bytes));

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use vellum_pool::{PAGE_SIZE, Space};
 
 use super::copy::read_frames;
-use super::files::{NewFile, open_backup};
-use super::increment::{Increment, is_increment};
-use super::index::{Index, IndexWriter, State, ranges_of, sum};
+use super::files::NewFile;
+use super::increment::{Increment, open_full};
+use super::index::{Index, IndexWriter, ranges_of, sum};
 use super::progress::{BackupProgress, Pace};
 use crate::error::{Error, Result};
+use crate::store::changes::BackupState;
 
 /// How to restore a store. `RestoreOptions::new()` suits most programs.
 #[derive(Clone, Debug)]
@@ -83,12 +84,8 @@ pub fn restore(
     progress: &mut dyn FnMut(BackupProgress) -> ControlFlow<()>,
 ) -> Result<RestoreReport> {
     let (began, to, backup) = (Instant::now(), to.as_ref(), backup.as_ref());
-    if is_increment(backup)? {
-        let what = "it is an increment: name the backup that it follows first".into();
-        return Err(Error::BadBackup { path: backup.into(), what });
-    }
     let mut pace = Pace::new(progress, None);
-    let source = open_backup(backup)?;
+    let source = open_full(backup)?;
     let increments: Vec<_> =
         increments.iter().map(|path| Increment::open(path)).collect::<Result<_>>()?;
     let space = source.core.pages.pool.with_space(Space::clone);
@@ -112,7 +109,7 @@ pub fn restore(
         target.write(first, bytes)?;
         pace.advance(bytes.len() as u64)
     })?;
-    let base = State::of(&header, index.finish().0);
+    let base = BackupState::of(&header, index.finish().0);
     drop(source);
     let (mut state, mut before) = (base, backup);
     for increment in &increments {
@@ -140,7 +137,7 @@ pub fn restore(
 }
 
 /// Checks that an increment begins with a state, which the file `before` leads to.
-fn follows(increment: &Increment, state: State, before: &Path) -> Result<()> {
+pub(super) fn follows(increment: &Increment, state: BackupState, before: &Path) -> Result<()> {
     let base = increment.base();
     if base == state {
         return Ok(());
@@ -165,7 +162,7 @@ fn follows(increment: &Increment, state: State, before: &Path) -> Result<()> {
 fn compare(
     file: &NewFile,
     ranges: &[(u64, u64)],
-    state: State,
+    state: BackupState,
     index: Option<&Index>,
     pace: &mut Pace<'_>,
 ) -> Result<()> {

@@ -62,14 +62,18 @@ impl PageFormat for StoreFormat {
         }
     }
 
-    /// From the log, if it has the page's image.
+    /// From the log, if it has the page's image, or from a backup, if the page was not written
+    /// since.
     fn repair(&self, page: PageRef, bytes: &mut [u8]) -> bool {
         let Some(file) = self.0.as_ref().filter(|file| !file.is_closed()) else { return false };
-        let repaired = file.log().map_or(Ok(false), |log| log.repair(page, bytes));
-        repaired.unwrap_or_else(|error| {
-            tracing::warn!("the log cannot repair {page}: {error}");
+        let failed = |whence: &str, error| {
+            tracing::warn!("{whence} cannot repair {page}: {error}");
             false
-        })
+        };
+        let from_log = file.log().map_or(Ok(false), |log| log.repair(page, bytes));
+        // A page that the log should have made counts as written: the backup is not asked for it.
+        from_log.unwrap_or_else(|error| failed("the log", error))
+            || file.changes.repair(page, bytes).unwrap_or_else(|error| failed("the backup", error))
     }
 
     fn is_pending(&self, page: PageRef) -> bool {

@@ -32,7 +32,7 @@ use super::redoer::{ChangedPages, RedoLimits, Redoers, RedonePages, bad, write_p
 use crate::error::{Error, Result};
 use crate::planted::{StoreBug, is_planted};
 use crate::store::file::StoreFile;
-use crate::store::free_map::{self, FreeMap};
+use crate::store::free_map::{self, FileMap, FreeMap};
 use crate::store::header::{AlignedPage, Header, LogPoint, NEXT_TREE_MAX};
 
 /// A recovered file.
@@ -48,9 +48,9 @@ pub(crate) struct Recovered {
 pub(crate) struct InMemory {
     /// The header of the file, with the number for the next tree.
     pub header: Header,
-    /// The pages of the free map that the header names.
-    pub map: Vec<PageRef>,
-    pub space: Space,
+    /// The free map that the header names, with the space at the end of the log, and what was
+    /// written since a backup until then.
+    pub map: FileMap,
     /// The pages that have changed since the cut, each once.
     pub pages: Vec<RedonePages>,
     /// Those of them that are not in memory.
@@ -67,8 +67,8 @@ pub(crate) struct Recovery<'a> {
     /// Their number at the end of the log.
     changed: usize,
     redoers: Redoers,
-    space: Space,
-    old_map: Vec<PageRef>,
+    /// The free map of the header, and what it becomes.
+    map: FileMap,
     next_tree: u32,
     /// The number in the log after the newest record.
     end: Lsn,
@@ -77,15 +77,14 @@ pub(crate) struct Recovery<'a> {
 }
 
 impl<'a> Recovery<'a> {
-    /// For a header in use that names a log, with the pages of its free map and the space that the
-    /// map describes. The log has records up to `end` at most.
+    /// For a header in use that names a log, and its free map. The log has records up to `end` at
+    /// most.
     ///
     /// # Errors
     /// If the system starts no threads for it.
     pub(crate) fn new(
         header: Header,
-        old_map: Vec<PageRef>,
-        space: Space,
+        map: FileMap,
         end: Lsn,
         limits: RedoLimits,
         listener: &'a RecoveryListener,
@@ -98,8 +97,7 @@ impl<'a> Recovery<'a> {
             pages: ChangedPages::new(header.page_frames),
             changed: 0,
             redoers: Redoers::start(header.log.begin, header.page_frames, limits)?,
-            space,
-            old_map,
+            map,
             next_tree: header.next_tree,
             end: from,
             progress: Progress::new(listener, from, total),
@@ -122,11 +120,13 @@ impl<'a> Recovery<'a> {
         let group = GroupRecord::read(record.bytes).map_err(bad(lsn))?;
         for range in &group.taken {
             self.pages.remove(range.id.0, range.frames.into());
-            self.space.set_allocated(range.id.0, range.frames.into()).map_err(out)?;
+            self.map.space.set_allocated(range.id.0, range.frames.into()).map_err(out)?;
+            self.map.note_written(*range);
         }
         for change in &group.pages {
             let id = change.page.id.0;
             self.check_node(change.page).map_err(bad(lsn))?;
+            self.map.note_written(change.page);
             if let Redo::Image { .. } = change.redo {
                 let tree = change.image_tree().map_err(bad(lsn))?;
                 if tree >= NEXT_TREE_MAX {
@@ -140,7 +140,7 @@ impl<'a> Recovery<'a> {
         }
         for range in &group.freed {
             self.pages.remove(range.id.0, range.frames.into());
-            self.space.set_free(range.id.0, range.frames.into()).map_err(out)?;
+            self.map.space.set_free(range.id.0, range.frames.into()).map_err(out)?;
         }
         self.records += 1;
         self.progress.is_at(lsn);
@@ -155,7 +155,7 @@ impl<'a> Recovery<'a> {
             return Err(BadRecord("its page does not have the length of a tree's pages"));
         }
         let end = page.id.0 + u64::from(page.frames);
-        match page.id.0 >= self.space.first() && end <= self.space.end() {
+        match page.id.0 >= self.map.space.first() && end <= self.map.space.end() {
             true => Ok(()),
             false => Err(BadRecord("it has pages that no file can have")),
         }
@@ -167,7 +167,7 @@ impl<'a> Recovery<'a> {
     /// If no file can have such pages.
     pub(crate) fn give_back(&mut self, start: u64, count: u64) -> Result<()> {
         self.pages.remove(start, count);
-        let freed = self.space.set_free(start, count);
+        let freed = self.map.space.set_free(start, count);
         freed.map_err(|error| Error::damaged(PageRef::new(start, 1), error.to_string()))
     }
 
@@ -206,12 +206,12 @@ impl<'a> Recovery<'a> {
         let mut pages = self.redoers.into_pages();
         let others = pages.iter_mut().filter_map(|pages| pages.others.take());
         let pending = Box::new(PendingPages::new(frames, end, bytes, others));
-        Ok(InMemory { header, map: self.old_map, space: self.space, pages, pending, report })
+        Ok(InMemory { header, map: self.map, pages, pending, report })
     }
 
     /// Makes the file as long as the store, and returns its number of pages.
     fn lengthen(&self, device: &Arc<dyn Device>) -> Result<u64> {
-        let file_pages = device.pages().map_err(PoolError::Resize)?.max(self.space.end());
+        let file_pages = device.pages().map_err(PoolError::Resize)?.max(self.map.space.end());
         device.resize(file_pages).map_err(PoolError::Resize)?;
         Ok(file_pages)
     }
@@ -249,26 +249,29 @@ impl<'a> Recovery<'a> {
         }
 
         let mut places = Vec::new();
-        let old = self.old_map.iter().map(|page| (page.id.0, u64::from(page.frames)));
+        let old = self.map.places.iter().map(|page| (page.id.0, u64::from(page.frames)));
         let given_back: Vec<_> = old.collect();
         let map = loop {
-            let map = FreeMap { space: self.space.snapshot(), given_back: given_back.clone() };
+            let (space, given_back) = (self.map.space.snapshot(), given_back.clone());
+            let map = FreeMap { space, given_back, changes_len: None };
             if map.pages(page_frames) <= places.len() {
                 break map;
             }
-            let start = self.space.allocate(page_frames.into());
+            let start = self.map.space.allocate(page_frames.into());
             places.push(PageRef::new(start, page_frames));
         };
         let file_pages = self.lengthen(device)?;
 
         let header = Header {
             free_map: places.first().map_or(0, |place| place.id.0),
+            changes: false,
             file_pages,
             next_tree: self.next_tree,
             log: LogPoint { lsn: self.store_lsn(self.end), ..self.header.log },
             ..self.header
         };
-        let file = StoreFile::new(device, self.header, self.header.encoded_version());
+        let older = self.header.encoded_version();
+        let file = StoreFile::new(device, Arc::default(), self.header, older);
         if is_planted(StoreBug::EarlyRecoveryHeader) {
             file.write_clean(&file.pause_writes(), header, &[])?;
         }
@@ -281,11 +284,11 @@ impl<'a> Recovery<'a> {
         let report = self.report();
         let header = Header { next_tree: self.next_tree, ..file.header() };
         for (start, count) in given_back {
-            self.space.set_free(start, count).map_err(|error| {
+            self.map.space.set_free(start, count).map_err(|error| {
                 Error::damaged(PageRef::new(start, 1), format!("of the old free map: {error}"))
             })?;
         }
-        Ok(Recovered { header, space: self.space, report })
+        Ok(Recovered { header, space: self.map.space, report })
     }
 
     /// The store's number of a record.

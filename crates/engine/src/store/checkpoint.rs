@@ -32,7 +32,7 @@ use crate::store::callback::refuse_in_callback;
 use crate::store::core::StoreCore;
 use crate::store::cut::{BackupCut, decode_space};
 use crate::store::file::{Checkpoints, PausedWrites};
-use crate::store::free_map::{self, FreeMap};
+use crate::store::free_map::{self, FileMap, FreeMap};
 use crate::store::gate::Freeze;
 use crate::store::header::{Header, LISTED_FRAMES_MAX, LISTED_MAX, Listed};
 use crate::sync::lock;
@@ -165,6 +165,7 @@ impl StoreCore {
         }
         let header = Header {
             free_map: checkpoints.places.first().map_or(0, |page| page.id.0),
+            changes: false,
             file_pages: self.pages.pool.file_pages(),
             ..self.pages.file.header()
         };
@@ -256,7 +257,8 @@ impl StoreCore {
         let paused = self.write_cut(cut, checkpoints)?;
         self.commits.save(number);
         let header = self.pages.file.header();
-        Ok((BackupCut { header, space, map: checkpoints.places.clone(), held: None }, paused))
+        let map = FileMap { places: checkpoints.places.clone(), ..FileMap::nothing(space) };
+        Ok((BackupCut { header, map, held: None, under_way: None }, paused))
     }
 
     /// Writes a checkpoint of a store without a log after which the file may be as short as its

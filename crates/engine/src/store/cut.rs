@@ -22,7 +22,8 @@ use vellum_pool::{PageRef, Space};
 use crate::error::{Error, Result};
 use crate::planted::{StoreBug, is_planted};
 use crate::redo::log::{Held, MapPlaces, RedoLog, RoomPromise};
-use crate::store::free_map::{self, FreeMap};
+use crate::store::changes::BackupUnderWay;
+use crate::store::free_map::{self, FileMap, FreeMap};
 use crate::store::gate::Freeze;
 use crate::store::header::Header;
 use crate::store::pages::PageStore;
@@ -43,12 +44,12 @@ struct Cut {
 pub(crate) struct BackupCut {
     /// The header of the cut, as the file has it.
     pub header: Header,
-    /// The space as of the cut.
-    pub space: Space,
-    /// The pages of the free map.
-    pub map: Vec<PageRef>,
+    /// The free map of the cut.
+    pub map: FileMap,
     /// The records from the cut on, in a store with a log.
     pub held: Option<Held>,
+    /// What was written since the cut, in a store with a log.
+    pub under_way: Option<BackupUnderWay>,
 }
 
 /// The space that a free map describes.
@@ -152,7 +153,20 @@ impl PageStore {
         let space = decode_space(cut.map.clone())?;
         self.write_log_cut(log, cut, header, &mut maps)?;
         let header = Header { sequence: self.file.header().sequence, ..header };
-        Ok(BackupCut { header, space, map: maps.newest.clone(), held: Some(held) })
+        // All pages of the cut are in the file.
+        let under_way = Some(self.file.changes.begin(&space));
+        let map = FileMap { places: maps.newest.clone(), ..FileMap::nothing(space) };
+        Ok(BackupCut { header, map, held: Some(held), under_way })
+    }
+
+    /// Writes a checkpoint after a backup, so that a crash does not have the store forget what was
+    /// written since. The backup is complete, also if this fails.
+    pub(crate) fn save_changes(&self) {
+        if let Some(log) = &self.redo_log
+            && let Err(error) = self.cut_log_if(log, |_| true)
+        {
+            tracing::warn!("the next increment will read all pages after a crash: {error}");
+        }
     }
 
     /// Writes a checkpoint after which the store needs no log, and truncates the file's unused
@@ -234,10 +248,15 @@ impl PageStore {
 
     /// Allocates the next places for a free map, as low as possible.
     fn allocate_low_places(&self, maps: &mut MapPlaces) -> Result<()> {
-        while self.free_map(&maps.newest).pages(self.page_frames) > maps.next.len() {
-            maps.next.push(self.allocate_low_place()?);
+        loop {
+            let pages = self.free_map(&maps.newest).pages(self.page_frames);
+            if pages <= maps.next.len() {
+                return Ok(());
+            }
+            while maps.next.len() < pages {
+                maps.next.push(self.allocate_low_place()?);
+            }
         }
-        Ok(())
     }
 
     /// Allocates the lowest place for a page of the free map.
@@ -258,16 +277,30 @@ impl PageStore {
 
     /// Notes the end of the log and the state of the store there.
     fn note_cut(&self, log: &RedoLog, _freeze: &Freeze<'_>, maps: &mut MapPlaces) -> Result<Cut> {
+        let mut has_room_for_changes = true;
         let map = loop {
             // An allocation takes pages from the free ranges, so the map does not grow.
-            let map = self.free_map(&maps.newest);
-            if map.pages(self.page_frames) <= maps.next.len() {
+            let mut map = self.free_map(&maps.newest);
+            map.changes_len = map.changes_len.filter(|_| has_room_for_changes);
+            let pages = map.pages(self.page_frames);
+            if pages <= maps.next.len() {
                 break map;
             }
-            maps.next.push(self.pool.allocate_place(self.page_frames)?);
+            while maps.next.len() < pages {
+                match self.pool.allocate_place(self.page_frames) {
+                    Ok(place) => maps.next.push(place),
+                    // A full disk is no reason for this checkpoint to fail.
+                    Err(_) if map.changes_len.is_some() => {
+                        has_room_for_changes = false;
+                        break;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
         };
         let header = Header {
             free_map: maps.next.first().map_or(0, |page| page.id.0),
+            changes: map.changes_len.is_some(),
             file_pages: self.pool.file_pages(),
             ..self.header()
         };
@@ -290,8 +323,13 @@ impl PageStore {
         }
         log.repair_from(cut.lsn);
         self.pool.write_dirty()?;
-        let pages = free_map::pages(&cut.map.encode(), &maps.next);
-        self.pool.write_copies(&pages)?;
+        let changes_len = cut.map.changes_len;
+        let mut map = cut.map.encode();
+        if let Some(len) = changes_len {
+            // Not before: it has all pages that the cut has written.
+            self.file.changes.encode(len, &mut map);
+        }
+        self.pool.write_copies(&free_map::pages(&map, &maps.next))?;
         self.pool.sync_device()?;
         self.file.write_cut(header)?;
         if !is_planted(StoreBug::MapInPlace) {
@@ -305,12 +343,13 @@ impl PageStore {
         Ok(())
     }
 
-    /// The current free map, in which `places` are free as well.
+    /// The current free map, in which `places` are free as well, for a checkpoint.
     pub(crate) fn free_map(&self, places: &[PageRef]) -> FreeMap {
         let (space, mut given_back) = self.pool.snapshot_space();
         given_back.extend(self.unlinked.ranges());
         given_back.extend(places.iter().map(|page| (page.id.0, u64::from(page.frames))));
-        FreeMap { space, given_back }
+        let changes_len = self.redo_log.as_ref().and_then(|_| self.file.changes.encoded_len());
+        FreeMap { space, given_back, changes_len }
     }
 }
 

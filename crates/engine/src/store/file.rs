@@ -20,6 +20,7 @@ use vellum_pool::{PageRef, PoolError, Space};
 use crate::error::{CLOSED, Error, Result};
 use crate::planted::{StoreBug, is_planted};
 use crate::redo::log::RedoLog;
+use crate::store::changes::ChangeTracker;
 use crate::store::header::{Header, Listed};
 use crate::sync::lock;
 
@@ -46,6 +47,8 @@ pub(crate) struct StoreFile {
     closed: AtomicBool,
     /// The first failure to write a header or the free map.
     poison: OnceLock<Arc<str>>,
+    /// What was written to the file since a backup.
+    pub changes: Arc<ChangeTracker>,
     /// The log, if the store has one. Then the file stays in use until the store is closed.
     log: OnceLock<Arc<RedoLog>>,
 }
@@ -62,7 +65,13 @@ impl Drop for PausedWrites<'_> {
 
 impl StoreFile {
     /// The file has this header, durably, and in the other page one of the version `older`.
-    pub(crate) fn new(device: &Arc<dyn Device>, header: Header, older: u32) -> StoreFile {
+    /// `changes` notes what is written to the device.
+    pub(crate) fn new(
+        device: &Arc<dyn Device>,
+        changes: Arc<ChangeTracker>,
+        header: Header,
+        older: u32,
+    ) -> StoreFile {
         StoreFile {
             device: Arc::downgrade(device),
             in_use: AtomicBool::new(!header.clean),
@@ -72,6 +81,7 @@ impl StoreFile {
             paused: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             poison: OnceLock::new(),
+            changes,
             log: OnceLock::new(),
         }
     }
@@ -197,7 +207,7 @@ impl StoreFile {
         }
         let last = self.header();
         let log = last.log.without_log();
-        let next = Header { clean: false, free_map: 0, log, ..last };
+        let next = Header { clean: false, free_map: 0, changes: false, log, ..last };
         self.write(&writing, next, &[]).inspect_err(|error| {
             // Other threads may meet the poison before the thread that writes pages returns the
             // error.
@@ -330,13 +340,14 @@ mod tests {
             clean: true,
             catalog: 2,
             free_map: 0,
+            changes: false,
             file_pages: 3,
             next_tree: 2,
             listed: 0,
             log: LogPoint::default(),
         };
         let device = Arc::new(MemoryDevice::new());
-        let file = StoreFile::new(&(device.clone() as Arc<dyn Device>), header, 1);
+        let file = StoreFile::new(&(device.clone() as Arc<dyn Device>), Arc::default(), header, 1);
         (device, file)
     }
 
@@ -357,7 +368,7 @@ mod tests {
         let device = FaultyDevice::new(memory, 1).unwrap();
         device.plan().fail_always(Operation::Sync, Fault::Error(Errno::IO));
         let device: Arc<dyn Device> = Arc::new(device);
-        let file = StoreFile::new(&device, file.header(), 1);
+        let file = StoreFile::new(&device, Arc::default(), file.header(), 1);
         let error = file.before_pages(0, &|| true).unwrap_err().to_string();
         let poison = file.check_poison().unwrap_err().to_string();
         assert!(error.contains(UNMARKED) && poison.contains(UNMARKED), "{error}; {poison}");

@@ -5,10 +5,12 @@
 //!
 //! A free map page consists of the page header, the number of the next page (0: none), the number
 //! of bytes that follow, and these bytes. Joined in order, the bytes of all pages are the output of
-//! [`Space::encode`](vellum_pool::Space::encode).
+//! [`Space::encode`](vellum_pool::Space::encode). In a store that has a backup, what was written
+//! since then follows (`changes.rs`).
 
-use vellum_pool::{PAGE_SIZE, PageCopy, PageRef, Pool, SpaceSnapshot};
+use vellum_pool::{PAGE_SIZE, PageCopy, PageRef, Pool, Space, SpaceSnapshot};
 
+use super::changes::{self, ChangesSince};
 use crate::error::{Error, Result};
 use crate::page::bytes::{get_u64, put_u64};
 use crate::page::{self, PAGE_HEADER, PageKind};
@@ -23,12 +25,39 @@ pub(crate) struct FreeMap {
     pub space: SpaceSnapshot,
     /// Ranges that are free in the file, but not yet in memory.
     pub given_back: Vec<(u64, u64)>,
+    /// The most bytes of the set of what was written since a backup, if that follows the map.
+    pub changes_len: Option<usize>,
+}
+
+/// The free map that a file has.
+pub(crate) struct FileMap {
+    /// Its pages.
+    pub places: Vec<PageRef>,
+    /// The space that it describes.
+    pub space: Space,
+    /// What was written since a backup.
+    pub changes: Option<ChangesSince>,
+}
+
+impl FileMap {
+    /// Of a file whose map is unknown.
+    pub(crate) fn nothing(space: Space) -> FileMap {
+        FileMap { places: Vec::new(), space, changes: None }
+    }
+
+    /// The file has or gets other contents of these pages.
+    pub(crate) fn note_written(&mut self, pages: PageRef) {
+        if let Some(changes) = &mut self.changes {
+            changes.written.insert(pages.id.0, pages.frames.into());
+        }
+    }
 }
 
 impl FreeMap {
     /// The number of pages that it takes.
     pub(crate) fn pages(&self, page_frames: u32) -> usize {
-        pages_for(self.space.encoded_len_max(self.given_back.len()), page_frames)
+        let map = self.space.encoded_len_max(self.given_back.len());
+        pages_for(map + self.changes_len.unwrap_or(0), page_frames)
     }
 
     pub(crate) fn encode(self) -> Vec<u8> {
@@ -63,7 +92,7 @@ pub(crate) fn pages(map: &[u8], places: &[PageRef]) -> Vec<PageCopy> {
         copy
     });
     let pages = pages.collect();
-    debug_assert!(rest.is_empty(), "the map does not fit its places");
+    assert!(rest.is_empty(), "the map does not fit its places");
     pages
 }
 
@@ -79,7 +108,7 @@ pub(crate) fn read(pool: &Pool, first: u64, page_frames: u32) -> Result<(Vec<Pag
             return Err(Error::damaged(place, "it is not a page of the free map"));
         }
         // The longest map, with every other page free, takes 8 bytes for each page.
-        let len_max = 32 + 8 * pool.file_pages();
+        let len_max = 32 + 8 * pool.file_pages() + changes::ENCODED_MAX as u64;
         if pages.len() as u64 > pool.file_pages() || bytes.len() as u64 > len_max {
             return Err(Error::damaged(place, "the pages of the free map form a cycle"));
         }

@@ -27,8 +27,10 @@ pub(crate) const FORMAT_VERSION_LOG: u32 = 4;
 pub(crate) const FORMAT_VERSION_ENDED_LOG: u32 = 5;
 /// Version of a header in use that names a log in which edits may overwrite parts of values.
 pub(crate) const FORMAT_VERSION_PARTS: u32 = 6;
+/// Version of a header whose free map says what was written since a backup as well.
+pub(crate) const FORMAT_VERSION_CHANGES: u32 = 7;
 /// The greatest version that this code reads.
-pub(crate) const FORMAT_VERSION_NEWEST: u32 = FORMAT_VERSION_PARTS;
+pub(crate) const FORMAT_VERSION_NEWEST: u32 = FORMAT_VERSION_CHANGES;
 /// The most pages that a header lists, with the fields of a log before the list.
 pub(crate) const LISTED_MAX: usize = (PAGE_SIZE - LIST) / LISTED_BYTES;
 /// The most frames of all listed pages.
@@ -39,6 +41,7 @@ const MAGIC: &[u8; 8] = b"VELLUMDB";
 /// The greatest number of the next tree.
 pub(crate) const NEXT_TREE_MAX: u32 = u32::MAX - 1;
 const CLEAN: u64 = 1;
+const CHANGES: u64 = 2;
 
 const AT_MAGIC: usize = PAGE_HEADER;
 const AT_VERSION: usize = PAGE_HEADER + 8;
@@ -79,6 +82,8 @@ pub(crate) struct Header {
     pub catalog: u64,
     /// First page of the free map, 0 if there is none; valid only if clean.
     pub free_map: u64,
+    /// The pages of the free map also say what was written since a backup.
+    pub changes: bool,
     /// Length of the file in pages of 4 KiB when this header was written.
     pub file_pages: u64,
     /// Number of the next tree to be created.
@@ -150,6 +155,7 @@ impl Header {
     /// The version that the header's page says.
     pub(crate) fn encoded_version(&self) -> u32 {
         match (self.has_lsns(), self.listed) {
+            _ if self.changes => FORMAT_VERSION_CHANGES,
             (true, _) if self.log.identity == 0 => FORMAT_VERSION_LOG,
             (true, _) if self.clean => FORMAT_VERSION_ENDED_LOG,
             (true, _) => FORMAT_VERSION_PARTS,
@@ -178,7 +184,8 @@ impl Header {
         put_u32(bytes, AT_PAGE_FRAMES, self.page_frames);
         bytes[AT_STORE_ID..AT_SEQUENCE].copy_from_slice(&self.store_id.to_le_bytes());
         put_u64(bytes, AT_SEQUENCE, self.sequence);
-        put_u64(bytes, AT_FLAGS, if self.clean { CLEAN } else { 0 });
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        put_u64(bytes, AT_FLAGS, flag(self.clean, CLEAN) | flag(self.changes, CHANGES));
         put_u64(bytes, AT_CATALOG, self.catalog);
         put_u64(bytes, AT_FREE_MAP, self.free_map);
         put_u64(bytes, AT_FILE_PAGES, self.file_pages);
@@ -249,6 +256,7 @@ impl Header {
             clean: get_u64(bytes, AT_FLAGS) & CLEAN != 0,
             catalog: get_u64(bytes, AT_CATALOG),
             free_map: get_u64(bytes, AT_FREE_MAP),
+            changes: version == FORMAT_VERSION_CHANGES,
             file_pages: get_u64(bytes, AT_FILE_PAGES),
             next_tree: get_u32(bytes, AT_NEXT_TREE),
             listed,
@@ -261,7 +269,9 @@ impl Header {
         let listed_max = (PAGE_SIZE - header.list_place()) / LISTED_BYTES;
         let can_list = listed as usize <= listed_max && frames <= LISTED_FRAMES_MAX;
         let can_list = listed == 0 || can_list && header.clean;
+        let says_of_changes = get_u64(bytes, AT_FLAGS) & CHANGES != 0;
         let says_of_log = match (header.clean, log.identity != 0) {
+            (_, has_log) if header.changes => has_log && says_of_changes,
             (true, true) => version == FORMAT_VERSION_ENDED_LOG,
             // Earlier programs wrote the version of all logs.
             (false, true) => version == FORMAT_VERSION_PARTS || version == FORMAT_VERSION_LOG,
@@ -322,6 +332,7 @@ mod tests {
             clean: true,
             catalog: 2,
             free_map: 99,
+            changes: false,
             file_pages: 1000,
             next_tree: 5,
             listed: LISTED_MAX as u32,
@@ -341,6 +352,8 @@ mod tests {
             (plain, FORMAT_VERSION_LOG),
             (Header { clean: false, log, ..plain }, FORMAT_VERSION_PARTS),
             (Header { log, ..plain }, FORMAT_VERSION_ENDED_LOG),
+            (Header { log, changes: true, ..plain }, FORMAT_VERSION_CHANGES),
+            (Header { clean: false, log, changes: true, ..plain }, FORMAT_VERSION_CHANGES),
             (Header { log: no_log, ..plain }, FORMAT_VERSION_PIECES),
         ] {
             let block = header.encode(&[]);
@@ -361,6 +374,8 @@ mod tests {
             (false, log, FORMAT_VERSION_ENDED_LOG, false),
             (false, log, FORMAT_VERSION_LOG, true),
             (false, header.log, FORMAT_VERSION_PARTS, false),
+            (true, log, FORMAT_VERSION_CHANGES, false),
+            (false, log, FORMAT_VERSION_CHANGES, false),
         ] {
             let mut other = Header { clean, log, ..plain }.encode(&[]);
             put_u32(&mut other.0, AT_VERSION, version);

@@ -3,6 +3,7 @@
 pub(crate) mod at_exit;
 pub(crate) mod callback;
 pub(crate) mod catalog;
+pub(crate) mod changes;
 pub(crate) mod check;
 pub(crate) mod checkpoint;
 pub(crate) mod compact;

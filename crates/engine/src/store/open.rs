@@ -13,9 +13,10 @@ use crate::page::format::StoreFormat;
 use crate::page::{self, PageKind};
 use crate::redo::log::OpenLog;
 use crate::redo::recover::InMemory;
+use crate::store::changes::{ChangeTracker, ChangesSince, TrackedDevice};
 use crate::store::core::StoreCore;
 use crate::store::file::StoreFile;
-use crate::store::free_map;
+use crate::store::free_map::{self, FileMap};
 use crate::store::header::{
     AlignedPage, FORMAT_VERSION, FORMAT_VERSION_NEWEST, HEADER_PAGES, Header, HeaderPage,
     LISTED_FRAMES_MAX, LogPoint,
@@ -84,7 +85,7 @@ fn create_without_log(
     options: &Options,
     place: &LogPlace,
 ) -> Result<StoreCore> {
-    let device: Arc<dyn Device> = Arc::new(SyncMemory::new(device));
+    let (device, changes) = wrap(device);
     let page_frames = options.page_frames.unwrap_or(1);
     if !(1..=PAGE_FRAMES_MAX).contains(&page_frames) {
         return Err(Error::BadOption(format!(
@@ -105,12 +106,13 @@ fn create_without_log(
         clean: false,
         catalog: 0,
         free_map: 0,
+        changes: false,
         file_pages: 0,
         next_tree: CATALOG + 1,
         listed: 0,
         log: LogPoint::default(),
     };
-    let file = Arc::new(StoreFile::new(&device, header, FORMAT_VERSION));
+    let file = Arc::new(StoreFile::new(&device, changes, header, FORMAT_VERSION));
     let format = StoreFormat::of(file.clone());
     let pool = Pool::open(device.clone(), format, space, pool_options)?;
 
@@ -135,6 +137,13 @@ fn create_without_log(
     Ok(core)
 }
 
+/// The device of a store's file, which remembers failed syncs, and what notes its writes.
+fn wrap(device: Arc<dyn Device>) -> (Arc<dyn Device>, Arc<ChangeTracker>) {
+    let changes = Arc::default();
+    let device = Arc::new(SyncMemory::new(device));
+    (Arc::new(TrackedDevice::new(device, &changes)), changes)
+}
+
 /// A random number that identifies a store or a value.
 pub(crate) fn random_id() -> u128 {
     use std::hash::{BuildHasher, RandomState};
@@ -154,7 +163,7 @@ pub(crate) fn open_at(path: &Path, options: &Options) -> Result<StoreCore> {
 }
 
 fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Result<StoreCore> {
-    let device: Arc<dyn Device> = Arc::new(SyncMemory::new(device));
+    let (device, changes) = wrap(device);
     let pages = device.pages().map_err(PoolError::Resize)?;
     let (mut header, mut older) = read_header(&device, pages, options.salvage)?;
     if let Some(asked) = options.page_frames.filter(|asked| *asked != header.page_frames) {
@@ -187,28 +196,29 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
                     older = header.encoded_version();
                     (header, recovery) = (clean, Some(report));
                 }
-                RecoveryOutcome::InMemory(store) => in_memory = Some(store),
+                RecoveryOutcome::InMemory(store) => in_memory = Some(*store),
             }
         }
     }
     if !options.salvage {
         check_listed_pages(&device, &header, !options.is_read_only())?;
     }
-    let (free_map, space, redone) = match in_memory {
-        _ if options.salvage => (Vec::new(), Space::new(pages), None),
-        None => {
-            let (free_map, space) = read_free_map(&device, &header)?;
-            (free_map, space, None)
-        }
-        Some(InMemory { header: newer, map, space, pages, pending, report }) => {
+    let (map, redone) = match in_memory {
+        _ if options.salvage => (FileMap::nothing(Space::new(pages)), None),
+        None => (read_free_map(&device, &header)?, None),
+        Some(InMemory { header: newer, map, pages, pending, report }) => {
             (header, recovery) = (newer, Some(report));
-            (map, space, Some((pages, pending)))
+            (map, Some((pages, pending)))
         }
     };
-    let file = Arc::new(StoreFile::new(&device, header, older));
+    let FileMap { places, space, changes: since } = map;
+    if let Some(since) = since.filter(|_| options.wants_log(place) || options.is_read_only()) {
+        changes.go_on(since);
+    }
+    let file = Arc::new(StoreFile::new(&device, changes, header, older));
     let format = StoreFormat::of(file.clone());
     let pool = Pool::open(device.clone(), format, space, pool_options)?;
-    let mut core = StoreCore::new(pool, device, file, free_map, options.salvage);
+    let mut core = StoreCore::new(pool, device, file, places, options.salvage);
     core.recovery = recovery;
     match (options.wants_log(place), log, redone) {
         (_, Some(log), Some((pages, pending))) => {
@@ -371,18 +381,21 @@ fn are_consecutive(found: &[HeaderPage]) -> bool {
     }
 }
 
-/// The pages of the free map, and the space that it describes.
-pub(crate) fn read_free_map(
-    device: &Arc<dyn Device>,
-    header: &Header,
-) -> Result<(Vec<PageRef>, Space)> {
+/// The free map of a header, with what was written since a backup if the header says so.
+pub(crate) fn read_free_map(device: &Arc<dyn Device>, header: &Header) -> Result<FileMap> {
     let pool = small_pool(device, StoreFormat::to_read(), header.page_frames)?;
-    let (pages, bytes) = free_map::read(&pool, header.free_map, header.page_frames)?;
+    let (places, bytes) = free_map::read(&pool, header.free_map, header.page_frames)?;
     let first = PageRef::new(header.free_map, header.page_frames);
     let damaged = |what: String| Error::damaged(first, what);
-    let space = Space::decode(&bytes).map_err(|error| damaged(error.to_string()))?;
+    let decoded = Space::decode_first(&bytes).map_err(|error| damaged(error.to_string()))?;
+    let changes = match (header.changes, decoded.1) {
+        (true, more) => ChangesSince::decode(more, header.store_id, pool.file_pages()).map(Some),
+        (false, []) => Ok(None),
+        (false, _) => Err("the free map is longer than it says"),
+    };
+    let (space, changes) = (decoded.0, changes.map_err(|what| damaged(what.into()))?);
     if space.first() != HEADER_PAGES || space.end() > pool.file_pages() {
         return Err(damaged("the free map belongs to another file".into()));
     }
-    Ok((pages, space))
+    Ok(FileMap { places, space, changes })
 }

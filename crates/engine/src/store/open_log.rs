@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use vellum_log::{BLOCK_BYTES, Log, LogDevice, LogError, Lsn, Record, RecordRef};
 use vellum_pool::device::Device;
-use vellum_pool::{PAGE_SIZE, PageRef, Pool, PoolError, Space};
+use vellum_pool::{PAGE_SIZE, Pool, PoolError};
 
 use crate::error::{Error, Result};
 use crate::planted::{StoreBug, is_planted};
@@ -23,6 +23,7 @@ use crate::redo::recover::{InMemory, Recovered, Recovery};
 use crate::redo::redoer::{RedoLimits, RedonePages};
 use crate::store::core::StoreCore;
 use crate::store::file::StoreFile;
+use crate::store::free_map::FileMap;
 use crate::store::header::{AlignedPage, FORMAT_VERSION_PIECES, Header};
 use crate::store::options::Options;
 use crate::sync::lock;
@@ -184,20 +185,20 @@ pub(crate) enum RecoveryOutcome {
     /// The file is clean, with this header.
     Clean(Header, RecoveryReport),
     /// The file needs the log. The pages that have changed are in memory, or pending.
-    InMemory(InMemory),
+    InMemory(Box<InMemory>),
 }
 
 /// Recovers a store that ended while it was in use with a log. `read` reads the page of its header,
-/// its free map, and the space that the map describes. Returns the log, and how the store is now.
+/// and its free map. Returns the log, and how the store is now.
 pub(crate) fn recover(
     file: &Arc<dyn Device>,
     header: Header,
-    read: impl FnOnce() -> Result<(Box<AlignedPage>, (Vec<PageRef>, Space))>,
+    read: impl FnOnce() -> Result<(Box<AlignedPage>, FileMap)>,
     place: &LogPlace,
     options: &Options,
 ) -> Result<(OpenLog, RecoveryOutcome)> {
     let (device, files) = place.find(header.log.identity, options)?;
-    let (page, (map, space)) = read()?;
+    let (page, map) = read()?;
     tracing::info!(log = %place, "the store was not closed: recovering it");
     let most = Lsn(device.scan().end * BLOCK_BYTES as u64);
     // The build that wrote an older header may not know the records that this one would append.
@@ -206,7 +207,7 @@ pub(crate) fn recover(
     let bytes = recovery_bytes(options)?;
     let list_bytes = goes_on.then_some(bytes / LATER_PART);
     let limits = RedoLimits { threads: options.recovery_threads(), bytes, list_bytes };
-    let mut recovery = Recovery::new(header, map, space, most, limits, &options.on_recovery)?;
+    let mut recovery = Recovery::new(header, map, most, limits, &options.on_recovery)?;
     let values = Arc::new(ValuesFirst::new(device, file.clone()));
     let from = Some(recovery.from());
     let mut before: Option<Record> = None;
@@ -220,14 +221,19 @@ pub(crate) fn recover(
     })?;
     recovery.end_at(end)?;
     let outcome = match goes_on {
-        true => RecoveryOutcome::InMemory(recovery.into_memory(file, bytes / LATER_PART)?),
+        true => {
+            let store = recovery.into_memory(file, bytes / LATER_PART)?;
+            RecoveryOutcome::InMemory(Box::new(store))
+        }
         false => {
             let Recovered { header, report, .. } = recovery.write(&page, file, &log)?;
             RecoveryOutcome::Clean(header, report)
         }
     };
-    let (RecoveryOutcome::Clean(_, report) | RecoveryOutcome::InMemory(InMemory { report, .. })) =
-        &outcome;
+    let report = match &outcome {
+        RecoveryOutcome::Clean(_, report) => report,
+        RecoveryOutcome::InMemory(store) => &store.report,
+    };
     let RecoveryReport { records, pages, log_bytes, duration } = report;
     tracing::info!(records, pages, log_bytes, ?duration, "recovered the store");
     Ok((OpenLog { log, values, files }, outcome))

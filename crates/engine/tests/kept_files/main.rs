@@ -16,13 +16,13 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use tempfile::{TempDir, tempdir};
-use vellum::{BackupProgress, Error, Options, RestoreOptions, Store};
+use vellum::{BackupOptions, BackupProgress, Error, Options, RestoreOptions, Store};
 use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
 
 use contents::{Entries, Step, Trees, apply};
 
 /// The greatest version that this build writes.
-const FORMAT: u32 = 6;
+const FORMAT: u32 = 7;
 
 fn files() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files")
@@ -79,10 +79,10 @@ fn expected(version: u32, path: &Path) -> Trees {
     apply(&contents::base(version), &mut trees);
     match path.file_stem().unwrap().to_str().unwrap() {
         "closed-1" | "closed-2" | "full" => {}
-        "ended" | "left" => apply(&contents::more(), &mut trees),
+        "ended" | "left" | "backed-up" => apply(&contents::more(), &mut trees),
         "altered" => apply(&contents::altered(), &mut trees),
         "listed" => apply(&contents::few(), &mut trees),
-        "crashed-1" | "crashed-2" | "one" => apply(&contents::more(), &mut trees),
+        "crashed-1" | "crashed-2" | "crashed-3" | "one" => apply(&contents::more(), &mut trees),
         "transactions" => {
             contents::transactions().iter().for_each(|steps| apply(steps, &mut trees));
         }
@@ -226,7 +226,7 @@ fn increments_follow_backups_of_each_format() {
             make::take(&store, &contents::few());
             apply(&contents::few(), &mut trees);
             let next = to.path().join("next");
-            let since = vellum::BackupOptions::new().since(&base);
+            let since = BackupOptions::new().since(&base);
             store.backup(&next, &since, &mut goes_on).unwrap();
             let last = to.path().join("last");
             let increments = [increments, vec![next]].concat();
@@ -235,6 +235,36 @@ fn increments_follow_backups_of_each_format() {
             assert_has(&store, &trees);
         }
     }
+}
+
+/// A store of an earlier build knows what was written since its backup.
+#[test]
+fn stores_know_what_was_written_since_their_backup() {
+    let mut seen = 0;
+    for (version, folder) in kept_folders() {
+        for name in ["backed-up.store", "crashed-3.store"] {
+            let path = folder.join(name);
+            if !path.exists() {
+                continue;
+            }
+            let (to, copied) = copy(&path);
+            let store = Store::open(&copied, &options().log(true)).unwrap();
+            make::take(&store, &contents::few());
+            let base = folder.join("full.backup");
+            let increment = to.path().join("increment");
+            let since = BackupOptions::new().since(&base);
+            let report = store.backup(&increment, &since, &mut goes_on).unwrap();
+            assert!(report.read_bytes < report.used_bytes, "{report:?}");
+            let restored = to.path().join("restored");
+            let options = RestoreOptions::new();
+            vellum::restore(&restored, &base, &[increment], &options, &mut goes_on).unwrap();
+            let mut trees = expected(version, &path);
+            apply(&contents::few(), &mut trees);
+            assert_has(&Store::open(&restored, &self::options()).unwrap(), &trees);
+            seen += 1;
+        }
+    }
+    assert!(seen >= 2);
 }
 
 /// A recovery that fails leaves the store to the build that wrote it: that knows no later version.
@@ -260,13 +290,13 @@ fn a_recovery_that_fails_leaves_the_header_as_it_was() {
 fn there_are_files_of_each_version() {
     let folder = tempdir().unwrap();
     let store = folder.path().join("store");
-    // In use: a closed store has no header of such a version.
     let open = Store::create(&store, &options().log(true)).unwrap();
+    open.backup(folder.path().join("backup"), &BackupOptions::new(), &mut goes_on).unwrap();
     let bytes = fs::read(&store).unwrap();
     drop(open);
     let versions =
         [0, 4096].map(|page| u32::from_le_bytes(*bytes[page + 48..].first_chunk().unwrap()));
-    assert_eq!(versions.iter().max(), Some(&FORMAT), "FORMAT is the version of a store with a log");
+    assert_eq!(versions.iter().max(), Some(&FORMAT), "FORMAT is the newest version");
     let mut kept: Vec<u32> = kept_folders().into_iter().map(|(version, _)| version).collect();
     kept.dedup();
     assert_eq!(kept, (1..=FORMAT).collect::<Vec<_>>());

@@ -119,14 +119,22 @@ fn ended(to: &Path, left: &Path) {
     fs::copy(&path, left).unwrap();
 }
 
-/// A backup, and an increment that follows it.
-fn backups(base: &Path, increment: &Path) {
+/// A backup, and an increment that follows it. The store of the backup after changes: closed, and
+/// as a killed process leaves it.
+fn backups(base: &Path, increment: &Path, ended: &Path, killed: &Path) {
     let folder = tempdir().unwrap();
     let path = folder.path().join("store");
     closed(&path, 1);
     let store = Store::open(&path, &options(1).log(true).log_bytes(1 << 20)).unwrap();
     store.backup(base, &BackupOptions::new(), &mut goes_on).unwrap();
     take(&store, &contents::more());
+    store.sync().unwrap();
+    copy_open(&path, killed);
+    let copy = folder.path().join("copy");
+    copy_open(&path, &copy);
+    let options = options(1).log(true).log_bytes(1 << 20);
+    Store::open(&copy, &options).unwrap().close().unwrap();
+    fs::copy(&copy, ended).unwrap();
     store.backup(increment, &BackupOptions::new().since(base), &mut goes_on).unwrap();
 }
 
@@ -146,7 +154,10 @@ fn make() {
     crashed(&folder.join("altered.store"), 1, |store| take(store, &contents::altered()));
     let transactions = |store: &Store| transact(store, &contents::transactions());
     crashed(&folder.join("transactions.store"), 1, transactions);
-    backups(&folder.join("full.backup"), &folder.join("one.increment"));
+    let [base, increment, ended_store, killed] =
+        ["full.backup", "one.increment", "backed-up.store", "crashed-3.store"]
+            .map(|name| folder.join(name));
+    backups(&base, &increment, &ended_store, &killed);
     ended(&folder.join("ended.store"), &folder.join("left.store"));
     println!("made {}", folder.display());
 }
