@@ -47,7 +47,8 @@ fn a_backup_and_its_increments_become_the_store_again() {
     let said = text(&["backup", &store, &at("two"), "--since", &at("one"), "--json"]);
     let report: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert!(report["file_bytes"].as_u64().unwrap() < 100_000, "{report}");
-    assert!(report["used_bytes"].as_u64().unwrap() > 1_000_000, "{report}");
+    let [used, read] = ["used_bytes", "read_bytes"].map(|name| report[name].as_u64().unwrap());
+    assert!(used > 1_000_000 && read == used, "{report}");
     let restore = ["restore", "--to", &at("new"), &at("full"), &at("one"), &at("two")];
     let said = text(&restore);
     assert!(said.contains("sound"), "{said}");
@@ -68,6 +69,46 @@ fn a_backup_and_its_increments_become_the_store_again() {
     assert!(error.contains("exists already"), "{error}");
     ok(&["backup", &store, &at("two"), "--force"]);
     assert_eq!(names(&folder), ["a.vellum", "full", "new", "older", "one", "two"]);
+}
+
+/// A store that remembers its backup is read in part, and repaired.
+#[test]
+fn a_store_that_remembers_its_backup_is_repaired_from_it() {
+    let folder = Folder::new();
+    let store = store(&folder);
+    let at = |name: &str| folder.name(name);
+    ok(&["backup", &store, &at("full"), "--remember"]);
+    ok(&["put", &store, "greeting", "good day"]);
+    let increment = ["backup", &store, &at("one"), "--since", &at("full"), "--json"];
+    let read_bytes = |arguments: &[&str]| {
+        let report: serde_json::Value = serde_json::from_str(&text(arguments)).unwrap();
+        report["read_bytes"].as_u64().unwrap()
+    };
+    let all = read_bytes(&[&increment[..], &["--read-all", "--force"]].concat());
+    let some = read_bytes(&[&increment[..], &["--remember", "--force"]].concat());
+    assert!(all > 1_000_000 && some < all / 4, "{all}, {some}");
+    ok(&["put", &store, "greeting", "good evening"]);
+
+    // A byte of each long value.
+    let mut bytes = std::fs::read(&store).unwrap();
+    let mut damaged = 0;
+    for number in 0..20 {
+        let value = noise(60_000, number);
+        let place = bytes.windows(64).position(|found| found == &value[30_000..30_064]).unwrap();
+        bytes[place] ^= 1;
+        damaged += 1;
+    }
+    std::fs::write(&store, bytes).unwrap();
+    assert!(fails(&["check", &store]).contains("damaged in"));
+    let error = fails(&["check", &store, "--repair-from", &at("full")]);
+    assert!(error.contains("does not know what was written since"), "{error}");
+    let said = text(&["check", &store, "--repair-from", &at("full"), &at("one")]);
+    assert!(said.contains(" pages were damaged, and are repaired") && damaged == 20, "{said}");
+    let said = text(&["check", &store, "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&report["sound"], &report["repaired_pages"]), (&true.into(), &0.into()));
+    assert_eq!(ok(&["get", &store, "value 3"]), noise(60_000, 3));
+    assert_eq!(ok(&["get", &store, "greeting"]), b"good evening");
 }
 
 /// A `load` that has the store open until its input ends.

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use serde_json::json;
-use vellum::{BackupOptions, BackupProgress, BackupReport, Error};
+use vellum::{BackupOptions, BackupProgress, BackupReport, Error, Store};
 
 use crate::error::{AtStore, Failure, Outcome};
 use crate::options::{Need, StoreArguments};
@@ -25,8 +25,12 @@ one that increments follow.
 
 The command needs a store that no process has open for writing: a store that was not closed is
 recovered from its log first. A program that has a store open backs it up itself while it runs:
-Store::backup in Rust. An increment needs every page to be read, of the store and of a full backup
-that it follows; it has the pages that differ.";
+Store::backup in Rust. An increment has the pages that differ.
+
+With --remember the store remembers what is written to it from this backup on. Then the next
+increment reads only that, and 'vellum check --repair-from' can repair the pages that were not
+written. A program that backs its own store up always has it remember. An increment of another
+backup reads every page of the store. A full backup that an increment follows is read as well.";
 
 /// Copy a store, or what has changed in it, to a file
 #[derive(clap::Args)]
@@ -45,6 +49,14 @@ pub struct Arguments {
     /// Replace FILE if it exists
     #[arg(long)]
     force: bool,
+
+    /// Open the store for writing, so that it remembers what is written after this backup
+    #[arg(long, conflicts_with = "no_log")]
+    remember: bool,
+
+    /// Read every page of the store for an increment, also if the store knows what has changed
+    #[arg(long, requires = "since")]
+    read_all: bool,
 
     /// Do not read FILE again to check every page
     #[arg(long)]
@@ -68,17 +80,21 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
     let mut options = BackupOptions::new().replace(arguments.force).check(!arguments.no_check);
     if let Some(base) = &arguments.since {
-        options = options.since(base);
+        options = options.since(base).read_all(arguments.read_all);
     }
     if let Some(bytes) = arguments.rate {
         options = options.bytes_per_second(bytes);
     }
     let mut opened = false;
-    let report = arguments.store.read(Need::Pages, |store| {
+    let back_up = |store: &Store| {
         opened = true;
         with_progress("backup", |progress| store.backup(&arguments.file, &options, progress))
             .at(path)
-    });
+    };
+    let report = match arguments.remember {
+        false => arguments.store.read(Need::Pages, back_up),
+        true => arguments.store.write(Need::Pages, back_up),
+    };
     let report = report.map_err(|failure| match failure {
         Failure::Store { source: Error::InUse(what), .. } if !opened => Failure::message(format!(
             "{what}; a program that has a store open for writing backs it up itself \
@@ -116,6 +132,7 @@ fn print(report: &BackupReport, arguments: &Arguments) -> Outcome {
             "store_id": format!("{:032x}", report.store_id),
             "lsn": report.lsn,
             "file_bytes": report.file_bytes,
+            "read_bytes": report.read_bytes,
             "used_bytes": report.used_bytes,
             "checked": !arguments.no_check,
             "seconds": report.duration.as_secs_f64(),
@@ -124,11 +141,12 @@ fn print(report: &BackupReport, arguments: &Arguments) -> Outcome {
         return output.finish();
     }
     let (file, bytes) = (arguments.file.display(), size::show(report.file_bytes));
-    let used = size::show(report.used_bytes);
+    let (used, read) = (size::show(report.used_bytes), size::show(report.read_bytes));
     let checked = if arguments.no_check { "not checked" } else { "checked" };
     output.line(&match &arguments.since {
         Some(base) => format!(
-            "{file}: {bytes} changed since {}, of a store of {used}; {checked}",
+            "{file}: {bytes} changed since {}, of a store of {used}, of which {read} were read; \
+             {checked}",
             base.display()
         ),
         None => format!("{file}: {bytes}, of which the store uses {used}; {checked}"),
