@@ -141,6 +141,7 @@ typedef struct vellum_cursor vellum_cursor;
 #define VELLUM_FREE_LOST    2048u /* a check: free the pages that nothing refers to */
 #define VELLUM_REPLACE      4096u /* replace a file of the name, when the new one is complete */
 #define VELLUM_UNCHECKED    8192u /* do not read and check the new file */
+#define VELLUM_READ_ALL    16384u /* an increment: read the store's pages that did not change, too */
 
 /* Options of vellum_store_open(). */
 struct vellum_store_options {
@@ -497,27 +498,31 @@ struct vellum_backup_options {
 	uint64_t bytes_per_second; /* read no faster; 0: no limit */
 	vellum_progress progress; /* may be NULL */
 	void *argument;            /* of the progress function */
-	uint32_t flags;            /* of VELLUM_REPLACE and VELLUM_UNCHECKED any */
+	uint32_t flags;            /* of VELLUM_REPLACE, VELLUM_UNCHECKED, VELLUM_READ_ALL any */
 	uint32_t reserved;         /* 0 */
 };
 
 /*
  * Copies the store to a new file, while threads use it. The copy is a store: closed, with the state
  * of one moment, and with everything that had changed when this was called. With `since` the new
- * file is an increment, which has what changed since that file was made. `options` may be NULL, which
- * means that all of its members are 0. The new file gets its name when it is complete and durable.
+ * file is an increment, which has what changed since that file was made. If that is the newest backup
+ * of a store with a log, no more of the store than this is read; with VELLUM_READ_ALL all is. `options`
+ * may be NULL, which means that all of its members are 0. The new file gets its name when it is
+ * complete and durable.
  *
  * -EEXIST     there is a file of this name, and the caller did not pass VELLUM_REPLACE
  * -EBUSY      another backup of the store is under way
  * -ECANCELED  the progress function has ended the call
  * -EBADMSG    the store is damaged, or `since` is no backup of it
+ * -EINVAL     VELLUM_READ_ALL without `since`
  */
 int vellum_store_backup(const vellum_store *store, const char *path,
 			const struct vellum_backup_options *options);
 
 /*
  * Makes a store of a backup and any number of increments, in their order. Of the options, `since` and
- * `bytes_per_second` must be 0. The new file gets its name when it is complete and durable.
+ * `bytes_per_second` must be 0, and VELLUM_READ_ALL must not be set. The new file gets its name when it
+ * is complete and durable.
  *
  * -EEXIST     there is a file of this name, and the caller did not pass VELLUM_REPLACE
  * -ECANCELED  the progress function has ended the call
@@ -525,6 +530,20 @@ int vellum_store_backup(const vellum_store *store, const char *path,
  */
 int vellum_restore(const char *path, const char *const *backups, size_t count,
 		   const struct vellum_backup_options *options);
+
+/*
+ * Has damaged pages that were not written since the newest backup repaired from that, until the next
+ * backup of the store is complete: from a full backup and `count` - 1 increments, in their order. A
+ * reader does not notice. A later checkpoint writes the page, at the latest when the store is closed; a
+ * sync does not. The store must have had a log ever since. A full backup without increments is read as
+ * a whole for this. The files stay open.
+ *
+ * -EBADMSG    a file is damaged, does not follow the one before it, or is not the newest backup
+ * -EINVAL     the store has no log
+ * -ECANCELED  the progress function has ended the call
+ */
+int vellum_store_repair_from(const vellum_store *store, const char *const *backups, size_t count,
+			     vellum_progress progress, void *argument);
 
 /* What a check found. */
 struct vellum_check {

@@ -38,6 +38,7 @@ pub struct CCheck {
 const FREE_LOST: u32 = 2048;
 const REPLACE: u32 = 4096;
 const UNCHECKED: u32 = 8192;
+const READ_ALL: u32 = 16384;
 
 const NONE: CBackupOptions = CBackupOptions {
     since: std::ptr::null(),
@@ -49,13 +50,16 @@ const NONE: CBackupOptions = CBackupOptions {
 };
 
 impl CBackupOptions {
-    /// The caller's options, of which the reserved members and the flags are right.
-    fn of(options: Option<&CBackupOptions>) -> Outcome<CBackupOptions> {
+    /// The caller's options. The function takes these flags.
+    ///
+    /// # Errors
+    /// A reserved member that is not 0, and another flag.
+    fn of(options: Option<&CBackupOptions>, flags: u32) -> Outcome<CBackupOptions> {
         let options = *options.unwrap_or(&NONE);
         if options.reserved != 0 {
             return Err(Failure::argument("a reserved member of the options is not 0"));
         }
-        match options.flags & !(REPLACE | UNCHECKED) {
+        match options.flags & !flags {
             0 => Ok(options),
             _ => Err(Failure::argument("flags that this function does not take")),
         }
@@ -91,15 +95,50 @@ pub extern "C" fn vellum_store_backup(
 ) -> c_int {
     call(|| {
         let (store, name) = (&given(store, "the store")?.0, path(name, "the path")?);
-        let given = CBackupOptions::of(options)?;
+        let given = CBackupOptions::of(options, REPLACE | UNCHECKED | READ_ALL)?;
         let mut options = BackupOptions::new().replace(given.replaces()).check(given.checks());
         if !given.since.is_null() {
             options = options.since(path(given.since, "the base")?);
         }
+        let reads_all = given.flags & READ_ALL != 0;
+        if reads_all && given.since.is_null() {
+            return Err(Failure::argument("only an increment takes VELLUM_READ_ALL"));
+        }
+        options = options.read_all(reads_all);
         if given.bytes_per_second != 0 {
             options = options.bytes_per_second(given.bytes_per_second);
         }
         store.backup(name, &options, &mut |progress| given.tell(progress))?;
+        Ok(())
+    })
+}
+
+/// The names of a backup and its increments.
+fn files(backups: *const *const c_char, count: usize) -> Outcome<(PathBuf, Vec<PathBuf>)> {
+    let mut paths = Vec::new();
+    for backup in strings(backups, count, "the backups")? {
+        paths.push(PathBuf::from(path(*backup, "a backup")?));
+    }
+    match paths.is_empty() {
+        false => Ok((paths.remove(0), paths)),
+        true => Err(Failure::argument("there is no backup")),
+    }
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn vellum_store_repair_from(
+    store: Option<&StoreHandle>,
+    backups: *const *const c_char,
+    count: usize,
+    progress: Option<extern "C" fn(argument: *mut c_void, done: u64, total: u64) -> c_int>,
+    argument: *mut c_void,
+) -> c_int {
+    call(|| {
+        let (store, (full, increments)) = (&given(store, "the store")?.0, files(backups, count)?);
+        store.repair_from(full, &increments, &mut |now| {
+            tell(progress, argument, now.bytes_done, now.bytes_total)
+        })?;
         Ok(())
     })
 }
@@ -113,19 +152,14 @@ pub extern "C" fn vellum_restore(
     options: Option<&CBackupOptions>,
 ) -> c_int {
     call(|| {
-        let (name, given) = (path(name, "the path")?, CBackupOptions::of(options)?);
+        let name = path(name, "the path")?;
+        let given = CBackupOptions::of(options, REPLACE | UNCHECKED)?;
         if !given.since.is_null() || given.bytes_per_second != 0 {
             return Err(Failure::argument("options that a restore does not take"));
         }
-        let mut paths = Vec::new();
-        for backup in strings(backups, count, "the backups")? {
-            paths.push(PathBuf::from(path(*backup, "a backup")?));
-        }
-        let Some((full, increments)) = paths.split_first() else {
-            return Err(Failure::argument("there is no backup to restore"));
-        };
+        let (full, increments) = files(backups, count)?;
         let options = RestoreOptions::new().replace(given.replaces()).check(given.checks());
-        vellum::restore(name, full, increments, &options, &mut |progress| given.tell(progress))?;
+        vellum::restore(name, full, &increments, &options, &mut |progress| given.tell(progress))?;
         Ok(())
     })
 }

@@ -1101,6 +1101,15 @@ static int count_calls(void *argument, uint64_t done, uint64_t total)
 	return --*left == 0;
 }
 
+static int keep_total(void *argument, uint64_t done, uint64_t total)
+{
+	uint64_t *kept = argument;
+
+	CHECK(done <= total);
+	*kept = total;
+	return 0;
+}
+
 static void expect_number(const char *name, const char *number)
 {
 	vellum_store *store = open_store(name, 0);
@@ -1124,7 +1133,9 @@ static void maintenance(void)
 	int left = 1000000;
 	struct vellum_backup_options options = { .progress = count_calls, .argument = &left };
 	struct vellum_check check;
+	struct vellum_backup_options more = { .progress = keep_total };
 	struct stat before, after;
+	uint64_t changed, all;
 
 	write_value(tree, "long", LENGTH, 1);
 	CHECK(vellum_tree_put(tree, "number", 6, "one", 3, 0) == 0);
@@ -1133,6 +1144,26 @@ static void maintenance(void)
 	CHECK(vellum_tree_put(tree, "number", 6, "two", 3, 0) == 0);
 	options.since = "full";
 	CHECK(vellum_store_backup(store, "one", &options) == 0 && left < 1000000);
+	more.since = "one";
+	more.argument = &changed;
+	CHECK(vellum_store_backup(store, "next", &more) == 0);
+	more.since = "next";
+	more.flags = VELLUM_READ_ALL;
+	more.argument = &all;
+	CHECK(vellum_store_backup(store, "whole", &more) == 0);
+	CHECK(changed < LENGTH && LENGTH < all);
+	CHECK(vellum_store_repair_from(store, backups, 2, NULL, NULL) == -EBADMSG);
+	backups[0] = "last";
+	more.since = NULL;
+	CHECK(vellum_store_backup(store, "last", &more) == -EINVAL);
+	more.flags = 0;
+	CHECK(vellum_store_backup(store, "last", &more) == 0);
+	CHECK(vellum_store_repair_from(store, backups, 1, keep_total, &all) == 0 && LENGTH < all);
+	CHECK(vellum_store_repair_from(store, backups, 0, NULL, NULL) == -EINVAL);
+	CHECK(vellum_store_repair_from(store, NULL, 1, NULL, NULL) == -EINVAL);
+	CHECK(vellum_store_repair_from(NULL, backups, 1, NULL, NULL) == -EINVAL);
+	CHECK(vellum_store_repair_from(store, backups, 1, count_calls, &(int){ 1 }) == -ECANCELED);
+	backups[0] = "full";
 	options.since = NULL;
 	left = 1;
 	options.flags = VELLUM_REPLACE;
@@ -1179,6 +1210,8 @@ static void maintenance(void)
 	CHECK(vellum_restore("other", backups, 0, NULL) == -EINVAL);
 	CHECK(vellum_restore("other", NULL, 1, NULL) == -EINVAL);
 	options.reserved = 0;
+	CHECK(vellum_restore("other", backups, 2, &options) == -EINVAL);
+	options = (struct vellum_backup_options){ .flags = VELLUM_READ_ALL };
 	CHECK(vellum_restore("other", backups, 2, &options) == -EINVAL);
 }
 

@@ -103,6 +103,19 @@ pub(crate) fn backup(
     })
 }
 
+/// Has damaged pages of the store repaired from a backup and its increments.
+pub(crate) fn repair_from(
+    py: Python<'_>,
+    store: &Store,
+    backup: &Path,
+    increments: &[PathBuf],
+    progress: Option<Py<PyAny>>,
+) -> PyResult<()> {
+    told(py, progress, |tell| {
+        store.repair_from(backup, increments, &mut |now| tell(now.bytes_done, now.bytes_total))
+    })
+}
+
 pub(crate) fn check(
     py: Python<'_>,
     store: &Store,

@@ -190,16 +190,26 @@ impl PyStore {
     /// threads go on. Returns the length of the new file in bytes.
     ///
     /// since: make an increment, which has what changed since that backup or increment; restore()
-    /// joins them. replace: replace a file of this name, when the new one is complete. check: read
-    /// the new file and check it. bytes_per_second: read no faster. progress: called with (done,
-    /// total), in bytes; an exception of it ends the call.
+    /// joins them. If since is the newest one of a store with a log, no more of the store is read.
+    /// read_all: read all of it. replace: replace a file of this name, when the new one is
+    /// complete. check: read the new file and check it. bytes_per_second: read no faster. progress:
+    /// called with (done, total), in bytes; an exception of it ends the call.
     #[pyo3(signature = (
-        path, *, since=None, replace=false, check=true, bytes_per_second=None, progress=None
+        path,
+        *,
+        since=None,
+        read_all=false,
+        replace=false,
+        check=true,
+        bytes_per_second=None,
+        progress=None
     ))]
+    #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
     fn backup(
         &self,
         path: &Bound<'_, PyAny>,
         since: Option<&Bound<'_, PyAny>>,
+        read_all: bool,
         replace: bool,
         check: bool,
         bytes_per_second: Option<u64>,
@@ -208,12 +218,31 @@ impl PyStore {
         let (py, path) = (path.py(), source::path(path)?);
         let mut options = BackupOptions::new().replace(replace).check(check);
         if let Some(since) = since {
-            options = options.since(source::path(since)?);
+            options = options.since(source::path(since)?).read_all(read_all);
         }
         if let Some(bytes) = bytes_per_second {
             options = options.bytes_per_second(bytes);
         }
         maintenance::backup(py, &self.store(py)?, &path, &options, progress)
+    }
+
+    /// Has damaged pages repaired from a backup and the increments that follow it, in their order,
+    /// until the next backup of the store is complete. A reader does not notice. It repairs pages
+    /// that were not written since the last of these files, which must be the newest backup of the
+    /// store; the store must have had a log ever since. check() repairs all of them at once, and
+    /// close() makes that durable; sync() does not.
+    ///
+    /// progress: called with (done, total), in bytes; an exception of it ends the call.
+    #[pyo3(signature = (backup, increments=Vec::new(), *, progress=None))]
+    fn repair_from(
+        &self,
+        backup: &Bound<'_, PyAny>,
+        increments: Vec<Bound<'_, PyAny>>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<()> {
+        let (py, backup) = (backup.py(), source::path(backup)?);
+        let increments: Vec<_> = increments.iter().map(source::path).collect::<PyResult<_>>()?;
+        maintenance::repair_from(py, &self.store(py)?, &backup, &increments, progress)
     }
 
     /// Reads and checks every page. Changes wait meanwhile. Returns a Check.

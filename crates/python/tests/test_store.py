@@ -472,6 +472,33 @@ class Maintenance(InStore):
         with self.assertRaises(OSError):
             restore(self.beside("third"), self.beside("one"))
 
+    def test_an_increment_reads_what_changed_or_all(self):
+        self.write(b"long", noise(3 * POOL))
+        self.store.backup(self.beside("0"))
+        totals = []
+        for number, read_all in enumerate([False, False, True], 1):
+            self.tree.put(b"a", str(number).encode())
+            told = []
+            self.store.backup(
+                self.beside(str(number)),
+                since=self.beside(str(number - 1)),
+                read_all=read_all,
+                progress=lambda done, total: told.append(total),
+            )
+            totals.append(told[-1])
+        _, changed, whole = totals
+        self.assertLess(changed, 3 * POOL)
+        self.assertGreater(whole, 3 * POOL)
+        increments = [self.beside(name) for name in "123"]
+        self.store.repair_from(self.beside("0"), increments)
+        with self.assertRaises(OSError):
+            self.store.repair_from(self.beside("0"), increments[:2])
+        self.store.backup(self.beside("4"))
+        self.store.repair_from(self.beside("4"), progress=lambda done, total: told.append(done))
+        self.assertGreater(told[-1], 3 * POOL)
+        restore(self.beside("last"), self.beside("0"), increments)
+        self.assertEqual(self.values("last")[b"a"], b"3")
+
     def test_an_exception_ends_the_call(self):
         self.write(b"long", noise(3 * POOL))
         # Its pages move.

@@ -139,11 +139,19 @@ class Store:
         path: _Path,
         *,
         since: _Path | None = None,
+        read_all: bool = False,
         replace: bool = False,
         check: bool = True,
         bytes_per_second: int | None = None,
         progress: _Progress | None = None,
     ) -> int: ...
+    def repair_from(
+        self,
+        backup: _Path,
+        increments: Sequence[_Path] = (),
+        *,
+        progress: _Progress | None = None,
+    ) -> None: ...
     def check(self, *, free_lost: bool = False, progress: _Progress | None = None) -> Check: ...
     def compact(self, *, progress: _Progress | None = None) -> int: ...
     def close(self) -> None: ...
