@@ -8,6 +8,7 @@ pub mod command;
 pub mod trace;
 
 mod aquila;
+mod backups;
 mod blob;
 mod bulk_work;
 mod commits;
@@ -66,6 +67,7 @@ pub const ALL: &[Experiment] = &[
     recovery::RECOVERY,
     snapshots::SNAPSHOTS,
     bulk_work::BULK_WORK,
+    backups::BACKUPS,
     tpcc::TPCC,
     tpcc::TPCC_TRANSACTIONS,
     data_sizes::DATA_SIZES,
