@@ -52,6 +52,12 @@ pub enum StoreBug {
     EarlyEnd,
     /// A root moves, and the catalog does not say so.
     LostRoot,
+    /// The store does not note what it writes after a backup.
+    UnnotedWrite,
+    /// Recovery does not note what was written after the checkpoint.
+    UnnotedRecord,
+    /// A page that was written since the backup is repaired from that.
+    StaleRepair,
 }
 
 #[cfg(feature = "testing")]

@@ -9,6 +9,7 @@
 //! There are two [workloads](Workload), which know nothing of each other. [`PLANTS`] are bugs that
 //! the simulator must find: [`run`] switches one on, and a test counts the seeds that it takes.
 
+mod backups;
 mod compactions;
 mod failure;
 mod machine;

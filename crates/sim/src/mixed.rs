@@ -11,6 +11,7 @@ use vellum::{Durability, Error, Isolation, Options, Store, TransactionOptions, T
 use vellum_log::LogError;
 use vellum_testing::random::Random;
 
+use crate::backups::Backups;
 use crate::compactions::Compactions;
 use crate::failure::{Failure, Outcome, ensure, is_from_outside};
 use crate::machine::{Crash, End, Fault, Machine};
@@ -66,6 +67,7 @@ struct Life {
     full_for: u64,
     sync_once_in: u64,
     compactions: Compactions,
+    backups: Backups,
     slow: SlowLog,
     report: Report,
 }
@@ -97,6 +99,7 @@ pub(crate) fn run(seed: u64) -> Outcome<Report> {
         full_for: 0,
         sync_once_in: random.pick(&[2, 8, 50]),
         compactions: Compactions::random(seed),
+        backups: Backups::random(seed),
         slow,
         report: Report::default(),
         random,
@@ -157,6 +160,7 @@ impl Life {
         let crash_once_in = self.random.pick(&[20, 80, 400]);
         self.machine.crash_once_in(crash_once_in, ENDS);
         self.slow.begin(&self.store, &self.machine);
+        self.backups.begin();
         self.note();
         let mut recoveries = RECOVERIES_MAX;
         for _ in 0..self.random.pick(&[10, 60, 300, 800]) {
@@ -202,8 +206,8 @@ impl Life {
             }
             self.full_for = random.pick(&[3, 30]);
         }
-        // The log has most pages that cannot be read.
-        if random.once_in(60) {
+        // The log or a backup has most pages that cannot be read.
+        if random.once_in(60) || self.backups.fails_a_read() {
             self.machine.fail(Fault::Read, 1 + random.below(10));
         }
         if random.once_in(400) {
@@ -230,8 +234,10 @@ impl Life {
             let found = contents(store).map_err(Failure::of("reading"))?;
             history.find(&found, noted).map(drop)
         };
+        let backups = &mut self.backups;
         run(&mut Recovery {
             sizes: self.sizes,
+            look: &mut |store| backups.look_at(store),
             may_lose_pages: self.may_lose_pages,
             judge: &judge,
             report: &mut self.report,
@@ -326,6 +332,9 @@ impl Life {
         }
         if self.compactions.is_due() {
             return self.compact();
+        }
+        if self.backups.is_due() {
+            return self.back_up();
         }
         if self.random.once_in(self.sync_once_in) {
             return self.sync();
@@ -491,6 +500,22 @@ impl Life {
         let is_sound = damage.iter().all(is_from_outside);
         ensure!(is_sound, "damage after a compaction: {damage:?}");
         Ok(())
+    }
+
+    /// Backs the store up. What the backup and the ones before lead to is the store.
+    fn back_up(&mut self) -> Outcome {
+        let backed_up = self.backups.run(&self.store);
+        tell(|| format!("backup: {backed_up:?}"));
+        if let Err(error) = backed_up {
+            return self.failed(self.history.len(), &error);
+        }
+        self.report.backups += 1;
+        self.synced = self.history.len();
+        self.note();
+        let found = self.backups.restore(contents).map_err(Failure::of("a restored backup"))?;
+        let is_right = is_same(&self.model, &found);
+        ensure!(is_right, "a backup is another store: {}", difference(&self.model, &found));
+        self.backups.repair(&self.store).map_err(Failure::of("repairs from a backup"))
     }
 
     fn put(&mut self) -> Outcome {

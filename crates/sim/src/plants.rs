@@ -61,6 +61,9 @@ pub const PLANTS: &[Plant] = &[
         "the file gets shorter before its header is durable",
     ),
     store("lost-root", StoreBug::LostRoot, 100, "a root moves, and the catalog does not say so"),
+    store("unnoted-write", StoreBug::UnnotedWrite, 100, "a write after a backup is not noted"),
+    store("unnoted-record", StoreBug::UnnotedRecord, 400, "recovery notes no page of its records"),
+    store("stale-repair", StoreBug::StaleRepair, 100, "a repaired page is as old as the backup"),
 ];
 
 const fn log(name: &'static str, bug: LogBug, bound: u64, what: &'static str) -> Plant {

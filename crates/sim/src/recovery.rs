@@ -105,6 +105,8 @@ pub(crate) struct Recovery<'a> {
     pub may_lose_pages: bool,
     /// Judges what the store has, after the counts that were noted before the crash.
     pub judge: &'a dyn Fn(&Store, (usize, usize)) -> Outcome,
+    /// Looks at a store that does not go on.
+    pub look: &'a mut dyn FnMut(&Store) -> Outcome,
     pub report: &'a mut Report,
     pub random: &'a mut Random,
 }
@@ -168,6 +170,9 @@ impl Recovery<'_> {
     pub(crate) fn look_at(&mut self, crash: Crash) -> Outcome {
         let (end, noted) = (crash.end, crash.noted);
         let Some(Recovered { store, machine }) = self.run(crash, 2)? else { return Ok(()) };
+        if !is_misdirected(end) {
+            (self.look)(&store)?;
+        }
         if !is_misdirected(end) && self.random.once_in(3) {
             let create = || store.create_tree(AFTERWARDS).and_then(|_| store.sync());
             create().map_err(Failure::of("a new tree after a recovery"))?;

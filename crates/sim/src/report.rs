@@ -19,6 +19,8 @@ pub struct Report {
     pub commits: u64,
     /// Commits that another transaction prevented.
     pub conflicts: u64,
+    /// Backups and increments, each of which was restored.
+    pub backups: u64,
     /// Changes that the store refused because a disk or a log was full, or an operation failed.
     pub refused: u64,
     /// A number that is the same for equal runs.
@@ -35,6 +37,7 @@ impl Report {
         self.changes += other.changes;
         self.commits += other.commits;
         self.conflicts += other.conflicts;
+        self.backups += other.backups;
         self.refused += other.refused;
         self.trace = Random(self.trace ^ other.trace).next();
     }

@@ -682,6 +682,7 @@ impl Shop {
             sizes: self.sizes,
             may_lose_pages: false,
             judge: &judge,
+            look: &mut |_| Ok(()),
             report: &mut self.report,
             random: &mut self.random,
         })

@@ -34,6 +34,7 @@ fn stores_that_crash_have_what_they_must_have() {
     let report = report_of(Workload::Mixed, seeds());
     assert!(report.crashes > 100 && report.changes > 500, "{report:?}");
     assert!(report.damaged > 0 && report.refused > 0 && report.conflicts > 0, "{report:?}");
+    assert!(report.backups > 10, "{report:?}");
 }
 
 #[test]
@@ -46,8 +47,13 @@ fn the_books_of_a_shop_that_crashes_balance() {
 /// Otherwise no failure could be replayed.
 #[test]
 fn a_seed_does_the_same_each_time() {
-    let seeds =
-        [(Workload::Mixed, 3), (Workload::Mixed, 4), (Workload::Mixed, 6), (Workload::Shop, 5)];
+    let seeds = [
+        (Workload::Mixed, 3),
+        (Workload::Mixed, 4),
+        (Workload::Mixed, 6),
+        (Workload::Mixed, 8),
+        (Workload::Shop, 5),
+    ];
     for (workload, seed) in seeds {
         let [one, other] = [(); 2].map(|()| report_of(workload, seed..=seed));
         assert_eq!(one, other, "{} {seed}", workload.name());

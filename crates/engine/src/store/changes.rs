@@ -36,6 +36,7 @@ use vellum_pool::{PAGE_SIZE, PageRef, Space};
 
 use crate::error::Result;
 use crate::page::bytes::get_u64;
+use crate::planted::{StoreBug, is_planted};
 use crate::store::header::Header;
 use crate::sync::lock;
 
@@ -295,7 +296,8 @@ impl ChangeTracker {
         let backup = {
             let sets = lock(&self.sets);
             let Some(changes) = &sets.since else { return Ok(false) };
-            if frames.any(|frame| changes.written.has(frame)) {
+            let is_written = frames.any(|frame| changes.written.has(frame));
+            if is_written && !is_planted(StoreBug::StaleRepair) {
                 return Ok(false);
             }
             sets.backup.clone()
@@ -323,7 +325,7 @@ impl ChangeTracker {
     }
 
     fn note(&self, batch: &[Write<'_>]) {
-        if !self.notes.load(Ordering::Acquire) {
+        if !self.notes.load(Ordering::Acquire) || is_planted(StoreBug::UnnotedWrite) {
             return;
         }
         let mut sets = lock(&self.sets);

@@ -14,6 +14,7 @@ use super::changes::{self, ChangesSince};
 use crate::error::{Error, Result};
 use crate::page::bytes::{get_u64, put_u64};
 use crate::page::{self, PAGE_HEADER, PageKind};
+use crate::planted::{StoreBug, is_planted};
 
 const NEXT: usize = PAGE_HEADER;
 const LEN: usize = PAGE_HEADER + 8;
@@ -47,7 +48,9 @@ impl FileMap {
 
     /// The file has or gets other contents of these pages.
     pub(crate) fn note_written(&mut self, pages: PageRef) {
-        if let Some(changes) = &mut self.changes {
+        if let Some(changes) = &mut self.changes
+            && !is_planted(StoreBug::UnnotedRecord)
+        {
             changes.written.insert(pages.id.0, pages.frames.into());
         }
     }
