@@ -63,12 +63,12 @@ fn a_store_of_another_format_version_is_named() {
     let mut bytes = fs::read(&path).unwrap();
     for page in 0..2 {
         let page = &mut bytes[page * 4096..][..4096];
-        page[48] = 7;
+        page[48] = 99;
         vellum::page::seal(page, &[]);
     }
     fs::write(&path, &bytes).unwrap();
     let error = open(&path).unwrap_err();
-    assert!(matches!(error, Error::UnknownFormat { found: 7, known: 6 }), "{error}");
+    assert!(matches!(error, Error::UnknownFormat { found: 99, .. }), "{error}");
 }
 
 #[test]
