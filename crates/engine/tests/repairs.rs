@@ -139,7 +139,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// The frames of the free map. Nobody can open a store without it.
+/// The frames of the free map: a store whose map is damaged does not open.
 fn free_map(file: &[u8], page_frames: u32) -> Vec<usize> {
     let number = |at: usize| u64::from_le_bytes(*file[at..].first_chunk().unwrap()) as usize;
     let newest = [0, FRAME].into_iter().max_by_key(|at| number(at + 72)).unwrap();
@@ -207,7 +207,7 @@ fn damaged_pages_that_were_not_written_since_are_repaired() {
     }
 }
 
-/// The backup has older ones, which nobody may see.
+/// The backup has older states of them, and a reader must not get these.
 #[test]
 fn damaged_pages_that_were_written_since_stay_damaged() {
     for (page_frames, increments) in [(1, 0), (1, 2), (2, 1)] {

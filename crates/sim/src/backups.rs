@@ -1,6 +1,7 @@
-//! Backups of the stores of a quarter of the seeds of the workload `mixed`, some of which are
-//! compacted, or have a slow log. Their random numbers are their own, so the other seeds do what
-//! they did before there were backups, and find the planted bugs that they found.
+//! Backups of the stores of a quarter of the seeds, all of the workload `mixed`. Some of these
+//! stores are compacted, or have a slow log. The random numbers of backups are their own, so the
+//! other seeds do what they did before there were backups, and find the planted bugs that they
+//! found.
 //!
 //! A chain of a backup and its increments outlives crashes of the store. The files are real ones:
 //! only the store's file and its log are simulated.

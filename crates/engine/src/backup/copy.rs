@@ -114,7 +114,7 @@ impl<'a, 'f> Copying<'a, 'f> {
             let places = core.checkpoint_lock().places().to_vec();
             let space = core.pages.pool.with_space(Space::clone);
             let header = core.pages.header();
-            let map = FileMap { places, ..FileMap::nothing(space) };
+            let map = FileMap { places, ..FileMap::of_space(space) };
             return self.run_still(BackupCut { header, map, held: None, under_way: None });
         }
         let mut checkpoints = core.checkpoint_lock();

@@ -176,11 +176,11 @@ impl Store {
         }
         let mut pace = Pace::new(progress, options.bytes_per_second);
         // After an error the store remembers what it did before.
-        let Backup { copied, state, file_bytes, read_bytes, under_way } = match &options.since {
+        let Backup { copied, file_bytes, read_bytes, noted } = match &options.since {
             None => self.back_up_all(path, options, &mut pace),
             Some(base) => self.back_up_since(base, path, options, &mut pace),
         }?;
-        if let Some(under_way) = under_way {
+        if let Some((under_way, state)) = noted {
             under_way.complete(state);
             pages.save_changes();
         }
@@ -207,21 +207,30 @@ impl Store {
         }
         let file = NewFile::create(path, options.replace)?;
         let records = nameless_file(path)?;
-        let summed = Arc::new(SummedFile::new(&file.device, nameless_file(path)?));
-        let device: Arc<dyn Device> = summed.clone();
-        let to = Target { device: &device, path };
+        // A store without a log remembers no backup, and needs no digest of it.
+        let summed = match self.core.pages.redo_log {
+            Some(_) => Some(Arc::new(SummedFile::new(&file.device, nameless_file(path)?))),
+            None => None,
+        };
+        let to_summed = summed.clone().map(|summed| summed as Arc<dyn Device>);
+        let to = Target { device: to_summed.as_ref().unwrap_or(&file.device), path };
         let mut copying = Copying::new(&self.core, to, pace);
         let copied = copying.run(records)?;
         let (read_bytes, under_way) = copying.finish();
         if options.check {
             file.check(pace)?;
         }
-        let digest = summed.digest(&copied.space);
-        let digest = digest.map_err(Error::of_backup("reading a temporary file"))?;
+        let noted = match under_way.zip(summed) {
+            Some((under_way, summed)) => {
+                let digest = summed.digest(&copied.space);
+                let digest = digest.map_err(Error::of_backup("reading a temporary file"))?;
+                Some((under_way, BackupState::of(&copied.header, digest)))
+            }
+            None => None,
+        };
         file.publish()?;
-        let state = BackupState::of(&copied.header, digest);
         let file_bytes = copied.header.file_pages * PAGE_SIZE as u64;
-        Ok(Backup { copied, state, file_bytes, read_bytes, under_way })
+        Ok(Backup { copied, file_bytes, read_bytes, noted })
     }
 
     fn back_up_since(
@@ -266,19 +275,18 @@ impl Store {
             })?;
         }
         file.publish()?;
-        Ok(Backup { copied, state, file_bytes, read_bytes, under_way })
+        let noted = under_way.map(|under_way| (under_way, state));
+        Ok(Backup { copied, file_bytes, read_bytes, noted })
     }
 }
 
 /// A backup or an increment that has its name.
 struct Backup {
     copied: Recovered,
-    /// What it leads to.
-    state: BackupState,
     file_bytes: u64,
     read_bytes: u64,
-    /// In a store with a log.
-    under_way: Option<BackupUnderWay>,
+    /// What a store with a log has written since it began, and the state that it leads to.
+    noted: Option<(BackupUnderWay, BackupState)>,
 }
 
 fn is_same_file(one: &Path, other: &Path) -> bool {

@@ -257,7 +257,7 @@ impl StoreCore {
         let paused = self.write_cut(cut, checkpoints)?;
         self.commits.save(number);
         let header = self.pages.file.header();
-        let map = FileMap { places: checkpoints.places.clone(), ..FileMap::nothing(space) };
+        let map = FileMap { places: checkpoints.places.clone(), ..FileMap::of_space(space) };
         Ok((BackupCut { header, map, held: None, under_way: None }, paused))
     }
 

@@ -155,7 +155,7 @@ impl PageStore {
         let header = Header { sequence: self.file.header().sequence, ..header };
         // All pages of the cut are in the file.
         let under_way = Some(self.file.changes.begin(&space));
-        let map = FileMap { places: maps.newest.clone(), ..FileMap::nothing(space) };
+        let map = FileMap { places: maps.newest.clone(), ..FileMap::of_space(space) };
         Ok(BackupCut { header, map, held: Some(held), under_way })
     }
 

@@ -41,12 +41,12 @@ pub(crate) struct FileMap {
 }
 
 impl FileMap {
-    /// Of a file whose map is unknown.
-    pub(crate) fn nothing(space: Space) -> FileMap {
+    /// A map of this space, without its pages and without a set.
+    pub(crate) fn of_space(space: Space) -> FileMap {
         FileMap { places: Vec::new(), space, changes: None }
     }
 
-    /// The file has or gets other contents of these pages.
+    /// The process before has written these pages, or recovery will.
     pub(crate) fn note_written(&mut self, pages: PageRef) {
         if let Some(changes) = &mut self.changes
             && !is_planted(StoreBug::UnnotedRecord)

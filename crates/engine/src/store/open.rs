@@ -204,7 +204,7 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
         check_listed_pages(&device, &header, !options.is_read_only())?;
     }
     let (map, redone) = match in_memory {
-        _ if options.salvage => (FileMap::nothing(Space::new(pages)), None),
+        _ if options.salvage => (FileMap::of_space(Space::new(pages)), None),
         None => (read_free_map(&device, &header)?, None),
         Some(InMemory { header: newer, map, pages, pending, report }) => {
             (header, recovery) = (newer, Some(report));
