@@ -13,6 +13,9 @@ const MIB: usize = 1 << 20;
 /// The most memory that a command may use with a pool of 4 MiB.
 const MOST_KIB: u64 = 64 << 10;
 
+/// Of a value that none of these commands may hold as a whole, so many MiB.
+const LONG: usize = 96;
+
 /// The peak memory of a running child, in KiB.
 fn peak_kib(child: &Child) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
@@ -24,7 +27,7 @@ fn peak_kib(child: &Child) -> u64 {
 fn put_and_get_stream_a_value() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
-    let value = noise(192 * MIB, 7);
+    let value = noise(LONG * MIB, 7);
     let mut put = command(&["put", &store, "k", "--pool", "4MiB"]);
     let mut child = put.stdin(Stdio::piped()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
@@ -71,7 +74,6 @@ fn as_text(format: &str, bytes: &[u8]) -> Vec<u8> {
 /// With a pool that is large enough to store the value in one call, and with one that is not.
 #[test]
 fn dump_and_load_stream_a_value() {
-    const PARTS: usize = 192;
     for (format, pool) in [("bytevalue", "4MiB"), ("bytevalue", "1GiB"), ("print", "4MiB")] {
         let folder = Folder::new();
         let store = folder.name("a.vellum");
@@ -81,9 +83,9 @@ fn dump_and_load_stream_a_value() {
         let mut child = load.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut input = child.stdin.take().unwrap();
         input.write_all(dump_head(format).as_bytes()).unwrap();
-        (1..PARTS).for_each(|_| input.write_all(&text).unwrap());
+        (1..LONG).for_each(|_| input.write_all(&text).unwrap());
         // The pool may have as much of the value in memory as it has room for.
-        let most = if pool == "4MiB" { MOST_KIB } else { MOST_KIB + 192 * 1024 };
+        let most = if pool == "4MiB" { MOST_KIB } else { MOST_KIB + LONG as u64 * 1024 };
         let peak = peak_kib(&child);
         assert!(peak < most, "load had {peak} KiB with a pool of {pool}");
         input.write_all(&text).unwrap();
@@ -92,12 +94,12 @@ fn dump_and_load_stream_a_value() {
         assert!(child.wait().unwrap().success());
         let key = if format == "print" { "6b" } else { "k" };
         let found = ok(&["get", &store, key, "--pool", "4MiB"]);
-        assert!(found.len() == PARTS * MIB && found.chunks(MIB).all(|found| found == part));
+        assert!(found.len() == LONG * MIB && found.chunks(MIB).all(|found| found == part));
 
         let mut dump = command(&["dump", &store, "--pool", "4MiB"]);
         let mut child = dump.stdout(Stdio::piped()).spawn().unwrap();
         let mut output = child.stdout.take().unwrap();
-        let mut first = vec![0; (PARTS - 1) * 2 * MIB];
+        let mut first = vec![0; (LONG - 1) * 2 * MIB];
         output.read_exact(&mut first).unwrap();
         let peak = peak_kib(&child);
         assert!(peak < MOST_KIB, "dump had {peak} KiB");

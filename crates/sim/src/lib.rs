@@ -26,7 +26,7 @@ mod transactions;
 
 pub use failure::Failure;
 pub use machine::{Crash, End, Fault, Machine};
-pub use plants::{PLANTS, Plant};
+pub use plants::{PLANTS, Plant, SEEDS};
 pub use recovery::{Recovered, Sizes};
 pub use report::Report;
 pub use seed::{Settings, Workload, run, run_with_story};

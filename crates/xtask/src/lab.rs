@@ -68,6 +68,9 @@ const KERNEL_TESTS: &str = "vellum-kernel-tests";
 /// Seconds that the fuzzer may take beyond its time.
 const SLACK: u64 = 600;
 
+/// Processors of a guest.
+const PROCESSORS: &str = "2";
+
 /// The kernel that all tests run on if none is named.
 const NEWEST: &str = "6.12";
 
@@ -111,7 +114,7 @@ pub struct Options {
     #[arg(long = "kernel", value_name = "SERIES")]
     kernels: Vec<String>,
     /// Processors of the guest; several numbers, such as 1,2,4, are several runs
-    #[arg(long, default_value = "2")]
+    #[arg(long, default_value = PROCESSORS)]
     processors: String,
     /// Memory of the guest in MiB
     #[arg(long)]
@@ -161,9 +164,21 @@ pub struct Options {
     /// Races last one part in so many of their time
     #[arg(skip = 1u32)]
     part: u32,
+    /// The module's tests have passed on every kernel
+    #[arg(skip)]
+    is_tested: bool,
     /// The lab, if it has been built with the tests
     #[arg(skip)]
     program: Option<PathBuf>,
+}
+
+impl Options {
+    /// Whether these are all tests, on the usual machines.
+    fn is_whole(&self) -> bool {
+        let others = [&self.memory, &self.levels, &self.boot, &self.module, &self.filter];
+        let is_usual = self.processors == PROCESSORS && !self.count_instructions;
+        is_usual && self.kernels.is_empty() && others.iter().all(|other| other.is_none())
+    }
 }
 
 /// Builds the test programs of the packages and runs them, or a measurement, on the kernels, with
@@ -192,7 +207,8 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         return short(root, options);
     }
     if options.style {
-        return finish(style(root, options, &options.kernels));
+        finish(style(root, options, &options.kernels))?;
+        return if options.kernels.is_empty() { Mark::of_style(root)?.set() } else { Ok(()) };
     }
     if options.shell {
         return shell(root, options);
@@ -206,16 +222,35 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         let options = &Options { in_turn, ..options.clone() };
         return jobs::run(on_each(root, options, "all", &programs), 1);
     }
+    all(root, options, is_debug)
+}
+
+/// All tests. If the module and its tests have not changed since they passed on every kernel, the
+/// older one runs only what does not need the module, and there are no races of the module.
+fn all(root: &Path, options: &Options, is_debug: bool) -> Outcome {
+    let module = Mark::of_module_everywhere(root)?;
+    let is_whole = options.is_whole();
+    let is_tested = is_whole && module.is_current();
+    if is_tested {
+        println!(
+            "the module and its tests have not changed since they passed on every kernel: only \
+             {NEWEST}, without its races (all of them: KERNEL={NEWEST} and KERNEL={OLDER})"
+        );
+    }
     let (built, program) = programs::of_workspace(root)?;
-    let options = &Options { program: Some(program), ..options.clone() };
-    let kernel = one_of(&options.kernels);
-    let mut races = on_each(root, options, "races", &programs::named(&built, &RACES)?);
+    let options = &Options { program: Some(program), is_tested, ..options.clone() };
     let in_turn = &Options { in_turn: true, ..options.clone() };
+    let kernel = one_of(&options.kernels);
+    let mut races = Vec::new();
     // The longest first, so that no processor waits for the last one alone.
     let rest = programs::except(programs::named(&built, &ON_ALL)?, &RACES);
     let mut jobs = on_each(root, in_turn, "all", &rest);
+    if !is_tested {
+        races.extend(on_each(root, options, "races", &programs::named(&built, &RACES)?));
+    }
     let ring_0 = programs::named(&built, &[&format!("{RING_0}/")])?;
-    jobs.extend(on_each(root, in_turn, "ring-0", &ring_0));
+    // It does not need the module, and the kernels' virtual machines differ.
+    jobs.extend(on_each(root, &Options { is_tested: false, ..in_turn.clone() }, "ring-0", &ring_0));
     if !is_debug {
         // There they take several times as long: on demand.
         for (name, packages) in ON_ONE {
@@ -224,8 +259,8 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
             jobs.extend(tests(root, in_turn, name, kernel.clone(), &programs));
         }
         let programs = programs::named(&built, &RACES_ON_ONE)?;
-        races.extend(tests(root, options, "pool-races", kernel, &programs));
-        if options.filter.is_none() {
+        races.extend(tests(root, options, "pool-races", kernel.clone(), &programs));
+        if options.filter.is_none() && !is_tested {
             jobs.extend(strictest(root, in_turn, &built)?);
             jobs.extend(alone(root, in_turn, &built)?);
         }
@@ -233,15 +268,23 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     if options.filter.is_some() {
         return run_all(races, jobs);
     }
-    jobs.extend(crash(root, in_turn, &built)?);
-    let promised = Mark::of_lab(root)?;
-    if promised.is_current() && !is_debug {
-        println!("the lab has not changed since it kept its promises: not tested again");
-        return run_all(races, jobs);
+    let power_loss = &programs::named(&built, &[POWER_LOSS])?[0];
+    jobs.push(kill_over_disk(root, in_turn, kernel, power_loss, KILLS));
+    if !is_tested {
+        jobs.extend(crash(root, in_turn, &built)?);
     }
-    jobs.push(promises(&built, is_debug)?);
-    run_all(races, jobs)?;
-    if is_debug { Ok(()) } else { promised.set() }
+    let promised = Mark::of_lab(root)?;
+    if !is_debug && promised.is_current() {
+        println!("the lab has not changed since it kept its promises: not tested again");
+        run_all(races, jobs)?;
+    } else {
+        jobs.push(promises(&built, is_debug)?);
+        run_all(races, jobs)?;
+        if !is_debug {
+            promised.set()?;
+        }
+    }
+    if is_whole { module.set() } else { Ok(()) }
 }
 
 /// Runs the machines that need all of the host one after the other, and then the others side by
@@ -268,7 +311,8 @@ fn on_each(root: &Path, options: &Options, name: &str, programs: &[TestProgram])
     match &options.kernels[..] {
         [] => {
             let part = |part| Options { part, ..options.clone() };
-            job(&part(HALF), NEWEST).into_iter().chain(job(&part(QUARTER), OLDER)).collect()
+            let older = (!options.is_tested).then(|| job(&part(QUARTER), OLDER));
+            job(&part(HALF), NEWEST).into_iter().chain(older.flatten()).collect()
         }
         named => named.iter().filter_map(|kernel| job(options, kernel)).collect(),
     }
@@ -545,12 +589,10 @@ fn promises(built: &[TestProgram], is_debug: bool) -> Outcome<Job> {
 const KILLS: u32 = 3;
 
 /// Kills machines while a program works, and has another program check the memory afterwards:
-/// counters, which test the lab itself, Morsels, and file tables; and a store on a disk.
-fn crash(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<[Job; 4]> {
+/// counters, which test the lab itself, Morsels, and file tables.
+fn crash(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<[Job; 3]> {
     let killed = |program| kill(root, options, built, program);
-    let power_loss = &programs::named(built, &[POWER_LOSS])?[0];
     Ok([
-        kill_over_disk(root, options, one_of(&options.kernels), power_loss, KILLS),
         killed(("vellum-lab/crash", "count"))?,
         killed(("vellum-kernel-tests/morsel_crash", "work"))?,
         killed(("vellum-kernel-tests/dax_crash", "work"))?,

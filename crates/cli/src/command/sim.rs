@@ -151,14 +151,14 @@ mod work {
     fn list(as_json: bool) -> Outcome {
         let mut output = Output::new();
         if as_json {
-            let plants = PLANTS.iter().map(
-                |plant| json!({ "name": plant.name, "what": plant.what, "bound": plant.bound }),
-            );
+            let plants = PLANTS
+                .iter()
+                .map(|plant| json!({ "name": plant.name, "what": plant.what, "seed": plant.seed }));
             output.line(&Value::from_iter(plants).to_string())?;
             return output.finish();
         }
-        let rows = PLANTS.iter().map(|plant| vec![plant.name.into(), plant.bound.to_string()]);
-        let rows: Vec<_> = [vec!["bug".into(), "seeds".into()]].into_iter().chain(rows).collect();
+        let rows = PLANTS.iter().map(|plant| vec![plant.name.into(), plant.seed.to_string()]);
+        let rows: Vec<_> = [vec!["bug".into(), "seed".into()]].into_iter().chain(rows).collect();
         let meanings = [""].into_iter().chain(PLANTS.iter().map(|plant| plant.what));
         for (row, what) in columns(&rows).iter().zip(meanings) {
             output.line(format!("{row}  {what}").trim_end())?;

@@ -1,5 +1,5 @@
 //! Remembers the sources with which tests passed, so that they run again only after a change: the
-//! module's tests of `cargo xtask check`, and the lab's promises.
+//! module's tests and style, and the lab's promises.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -8,12 +8,24 @@ use std::{fs, thread};
 
 use crate::workspace::{Outcome, target};
 
-/// The module, its interface, the crates that run on it and are tested with it, and its tests.
-const MODULE: [&str; 6] =
-    ["kernel", "lab", "crates/uapi", "crates/vm", "crates/testing", "crates/xtask/src/lab"];
+/// The module, its interface, its tests, and all that these are built of: the crates that run on
+/// the module alone, the lab, and the versions of other packages.
+const MODULE: [&str; 8] = [
+    "kernel",
+    "lab",
+    "crates/dax",
+    "crates/testing",
+    "crates/uapi",
+    "crates/vm",
+    "crates/xtask/src/lab",
+    "Cargo.lock",
+];
 
 /// The lab, and the versions of what it is built of.
 const LAB: [&str; 2] = ["lab", "Cargo.lock"];
+
+/// The module's sources without its tests, which are Rust, and what checks their style.
+const STYLE: [&str; 4] = ["kernel", ":!kernel/tests", "lab/src/build.rs", "lab/src/style.rs"];
 
 /// A checksum of the sources, and the file that has the checksum with which the tests passed.
 pub struct Mark {
@@ -22,7 +34,8 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// The mark of the module's present sources. It lies in the folder of builds.
+    /// The mark of the module's present sources, for the tests of a developer on one kernel. It
+    /// lies in the folder of builds.
     ///
     /// # Errors
     /// When git does not list the files.
@@ -30,13 +43,29 @@ impl Mark {
         Mark::of(root, &MODULE, target(root).join("lab/passed"))
     }
 
-    /// The mark of the lab's present sources. It is committed with them, so that a fresh clone
-    /// knows it, too.
+    /// The mark of the same sources for all tests on all kernels. It is committed with them, so
+    /// that a fresh clone knows it, too.
+    ///
+    /// # Errors
+    /// When git does not list the files.
+    pub fn of_module_everywhere(root: &Path) -> Outcome<Self> {
+        Mark::of(root, &MODULE, root.join(".ci/module-tested"))
+    }
+
+    /// The mark of the lab's present sources. It is committed with them.
     ///
     /// # Errors
     /// When git does not list the files.
     pub fn of_lab(root: &Path) -> Outcome<Self> {
         Mark::of(root, &LAB, root.join(".ci/lab-promised"))
+    }
+
+    /// The mark of the present sources whose style is checked. It is committed with them.
+    ///
+    /// # Errors
+    /// When git does not list the files.
+    pub fn of_style(root: &Path) -> Outcome<Self> {
+        Mark::of(root, &STYLE, root.join(".ci/module-style"))
     }
 
     /// The mark of these files and folders, which another version of git and of Rust finds, too.
