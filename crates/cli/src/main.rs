@@ -14,6 +14,7 @@ mod key_text;
 mod new_file;
 mod options;
 mod output;
+mod owner;
 mod progress;
 mod random;
 mod recovery;

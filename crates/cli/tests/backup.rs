@@ -32,6 +32,49 @@ fn names(folder: &Folder) -> Vec<String> {
 }
 
 #[test]
+fn a_process_that_has_the_store_open_makes_the_backup() {
+    let folder = Folder::new();
+    let path = store(&folder);
+    let to = folder.name("full");
+    let open = vellum::Store::open(&path, &vellum::Options::new()).unwrap();
+    let error = fails(&["backup", &path, &to]);
+    assert!(error.contains("in use") && error.contains("Store::control_socket"), "{error}");
+    let control = open.control_socket(&path).unwrap();
+    let said = text(&["backup", &path, &to]);
+    assert!(said.contains("of which the store uses") && said.ends_with("; checked\n"), "{said}");
+    let error = fails(&["backup", &path, &to]);
+    assert!(error.contains("the process that has the store open says") && error.contains("exists"));
+    open.tree("main").unwrap().upsert(b"greeting", b"good day").unwrap();
+    // A path of the command's own folder.
+    let mut command = support::command(&["backup", &path, "one", "--since", "full", "--json"]);
+    let said = command.current_dir(folder.path("")).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert!(report["read_bytes"].as_u64().unwrap() < 200_000, "{report}");
+    drop(control);
+    open.close().unwrap();
+    ok(&["restore", "--to", &folder.name("new"), &to, &folder.name("one")]);
+    assert_eq!(text(&["dump", &folder.name("new")]), text(&["dump", &path]));
+}
+
+#[test]
+fn a_process_that_has_the_store_open_compacts_it() {
+    let folder = Folder::new();
+    let path = store(&folder);
+    let open = vellum::Store::open(&path, &vellum::Options::new()).unwrap();
+    open.tree("main").unwrap().remove_range(&b"value"[..]..).unwrap();
+    open.sync().unwrap();
+    let error = fails(&["compact", &path]);
+    assert!(error.contains("compacts it itself"), "{error}");
+    let _control = open.control_socket(&path).unwrap();
+    let report: serde_json::Value =
+        serde_json::from_str(&text(&["compact", &path, "--json"])).unwrap();
+    assert_eq!(report["complete"], true, "{report}");
+    let [before, after] = ["bytes_before", "bytes_after"].map(|name| report[name].as_u64());
+    assert!(before > Some(1_000_000) && after < Some(100_000), "{report}");
+    assert_eq!(open.tree("main").unwrap().get(b"greeting").unwrap().unwrap().as_ref(), b"hello");
+}
+
+#[test]
 fn a_backup_and_its_increments_become_the_store_again() {
     let folder = Folder::new();
     let store = store(&folder);

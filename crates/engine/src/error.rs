@@ -289,6 +289,17 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// A control socket cannot be made, or the process that has a store open cannot be asked there.
+    #[error("{doing}: {source}")]
+    Control {
+        /// What was being done, with the store's file.
+        doing: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The process that has the store open could not do what it was asked for.
+    #[error("the process that has the store open says: {0}")]
+    Owner(String),
     /// The caller's function has ended the work.
     #[error("it was cancelled, and has left nothing")]
     Cancelled,
@@ -354,9 +365,11 @@ impl Error {
             Error::Closed => Errno::SHUTDOWN,
             Error::BadBackup { .. } => Errno::BADMSG,
             Error::Cancelled => Errno::CANCELED,
+            Error::Owner(_) => Errno::REMOTEIO,
             Error::CalledFromWithin => Errno::DEADLK,
             Error::Io(_)
             | Error::BackupIo { .. }
+            | Error::Control { .. }
             | Error::Input(_)
             | Error::Poisoned(_)
             | Error::Open(_)

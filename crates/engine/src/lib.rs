@@ -35,6 +35,7 @@
 //! exits. A process that is killed closes nothing.
 
 mod backup;
+mod control;
 mod error;
 mod key;
 pub mod node;
@@ -54,6 +55,7 @@ mod versions_tests;
 pub use backup::{
     BackupOptions, BackupProgress, BackupReport, RestoreOptions, RestoreReport, restore,
 };
+pub use control::{ControlSocket, request_backup, request_compact};
 pub use error::{Error, Result};
 #[cfg(feature = "testing")]
 pub use planted::{StoreBug, plant};

@@ -31,7 +31,7 @@ const TRANSLATIONS: [(&str, &[&str]); 2] =
 
 /// Programs of these packages that run only once: they read no page through a pool, or they name
 /// each translation themselves, or what they test is the files of a store and not its pages.
-const TRANSLATED_ONCE: [&str; 18] = [
+const TRANSLATED_ONCE: [&str; 19] = [
     "vellum-pool/device_faulty",
     "vellum-pool/device_file",
     "vellum-pool/device_merging",
@@ -45,6 +45,7 @@ const TRANSLATED_ONCE: [&str; 18] = [
     "vellum-pool/space",
     "vellum/backup",
     "vellum/bad_input",
+    "vellum/control",
     "vellum/gate_model",
     "vellum/increments",
     "vellum/kept_files",

@@ -4,13 +4,13 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use serde_json::json;
-use vellum::{BackupOptions, BackupProgress, BackupReport, Error, Store};
+use vellum::{BackupOptions, BackupProgress, BackupReport, Store};
 
-use crate::error::{AtStore, Failure, Outcome};
+use crate::error::{AtStore, Outcome};
 use crate::options::{Need, StoreArguments};
 use crate::output::Output;
 use crate::progress::DelayedProgress;
-use crate::{interrupt, size};
+use crate::{interrupt, owner, size};
 
 const HELP: &str = "\
 Examples:
@@ -23,9 +23,9 @@ FILE gets its name when it is complete, durable and checked; after an error, or 
 new file. A full backup opens as any store. Opening it for writing makes it another store than the
 one that increments follow.
 
-The command needs a store that no process has open for writing: a store that was not closed is
-recovered from its log first. A program that has a store open backs it up itself while it runs:
-Store::backup in Rust. An increment has the pages that differ.
+If a process has the store open for writing, that process makes the backup, if it has a control
+socket (Store::control_socket in Rust). Otherwise no process may have it open for writing: a store
+that was not closed is recovered from its log first. An increment has the pages that differ.
 
 With --remember the store remembers what is written to it from this backup on. Then the next
 increment reads only that, and 'vellum check --repair-from' can repair the pages that were not
@@ -95,13 +95,16 @@ pub fn run(arguments: &Arguments) -> Outcome {
         false => arguments.store.read(Need::Pages, back_up),
         true => arguments.store.write(Need::Pages, back_up),
     };
-    let report = report.map_err(|failure| match failure {
-        Failure::Store { source: Error::InUse(what), .. } if !opened => Failure::message(format!(
-            "{what}; a program that has a store open for writing backs it up itself \
-             (Store::backup), or wait for it with --wait"
-        )),
-        failure => failure,
-    });
+    let report = match report {
+        Err(failure) if !opened => {
+            owner::ask(path, failure, "backs it up itself (Store::backup)", || {
+                with_progress("backup", |progress| {
+                    vellum::request_backup(path, &arguments.file, &options, progress)
+                })
+            })
+        }
+        report => report,
+    };
     // A signal, and not the function that it cancelled, is the cause.
     interrupt::check()?;
     print(&report?, arguments)
@@ -114,6 +117,9 @@ pub fn with_progress<T>(
 ) -> T {
     let (mut shown, mut done) = (None::<DelayedProgress>, 0);
     let result = work(&mut |BackupProgress { bytes_done, bytes_total, .. }| {
+        if bytes_total == 0 {
+            return interrupt::flow();
+        }
         let shown = shown.get_or_insert_with(|| DelayedProgress::new(label, bytes_total));
         shown.advance(bytes_done.saturating_sub(done));
         done = bytes_done;

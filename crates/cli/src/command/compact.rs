@@ -1,15 +1,17 @@
 //! `vellum compact`: returns a store's free space to the file system.
 
+use std::ops::ControlFlow;
+
 use indicatif::HumanCount;
 use serde_json::json;
-use vellum::{CompactProgress, CompactReport, Store};
+use vellum::{CompactProgress, CompactReport};
 use vellum_pool::PAGE_SIZE;
 
 use crate::error::{AtStore, Outcome};
 use crate::options::{Need, StoreArguments};
 use crate::output::Output;
 use crate::progress::DelayedProgress;
-use crate::{interrupt, size};
+use crate::{interrupt, owner, size};
 
 const HELP: &str = "\
 Examples:
@@ -23,8 +25,9 @@ cuts the end off. It needs no space for that, and leaves all entries as they are
 Ctrl-C ends the command after the current step, and what is free in the end of the file is cut off.
 A later call goes on. If the process is killed, the next command recovers the store from its log.
 
-A program that has a store open compacts it itself while it runs: Store::compact in Rust. Pages that
-are half full stay so: 'vellum dump' and 'vellum load' make a store with full ones.";
+If a process has the store open for writing, that process compacts it while it runs, if it has a
+control socket (Store::control_socket in Rust). Pages that are half full stay so: 'vellum dump' and
+'vellum load' make a store with full ones.";
 
 /// Return the free space of a store's file to the file system
 #[derive(clap::Args)]
@@ -45,10 +48,21 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
     let before = path.metadata().map_or(0, |file| file.len());
+    let mut opened = false;
     let report = arguments.store.write(Need::Values, |store| {
+        opened = true;
         interrupt::check()?;
-        compact(store).at(path)
-    })?;
+        with_progress(|progress| store.compact(progress)).at(path)
+    });
+    let report = match report {
+        Err(failure) if !opened => {
+            owner::ask(path, failure, "compacts it itself (Store::compact)", || {
+                with_progress(|progress| vellum::request_compact(path, progress))
+            })
+        }
+        report => report,
+    };
+    let report = report?;
     // Closing the store may have made the file shorter still.
     let after = path.metadata().map_or(report.bytes_after, |file| file.len());
     print(arguments, &report, before.max(report.bytes_before), after.min(report.bytes_after))?;
@@ -58,10 +72,15 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
 }
 
-/// Compacts the store, shows the progress if it takes long, and ends it after a signal.
-fn compact(store: &Store) -> vellum::Result<CompactReport> {
+/// Runs a compaction, shows its progress if it takes long, and ends it after a signal.
+fn with_progress<T>(
+    compact: impl FnOnce(&mut dyn FnMut(CompactProgress) -> ControlFlow<()>) -> T,
+) -> T {
     let (mut shown, mut pass, mut seen) = (None::<DelayedProgress>, 0, 0);
-    let report = store.compact(&mut |progress: CompactProgress| {
+    let report = compact(&mut |progress: CompactProgress| {
+        if progress.pass == 0 {
+            return interrupt::flow();
+        }
         if progress.pass != pass {
             finish(shown.take());
             (pass, seen) = (progress.pass, 0);

@@ -38,13 +38,13 @@ use crate::store::callback::refuse_in_callback;
 use crate::store::changes::{BackupState, BackupUnderWay};
 
 /// How to back a store up. `BackupOptions::new()` suits most programs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupOptions {
-    since: Option<PathBuf>,
-    replace: bool,
-    check: bool,
-    read_all: bool,
-    bytes_per_second: Option<u64>,
+    pub(crate) since: Option<PathBuf>,
+    pub(crate) replace: bool,
+    pub(crate) check: bool,
+    pub(crate) read_all: bool,
+    pub(crate) bytes_per_second: Option<u64>,
 }
 
 impl Default for BackupOptions {

@@ -1,0 +1,700 @@
+//! The control socket of a store. A process that has a store open answers the commands of others
+//! there, such as `vellum backup`, which cannot open the store themselves.
+//!
+//! The socket lies beside the store's file, as `NAME.control`. A request is a word and its fields,
+//! each ended by a NUL: `backup`, with the file to make, the base of an increment or nothing,
+//! letters for the options, and the limit of bytes in a second or nothing; or `compact`. The answer
+//! is lines: [`GREETING`], then `progress` with numbers now and then, and at the end `done` with
+//! the report, or `failed` with the error. A client that sends an end of file ends its request.
+//!
+//! Both sides ask the kernel who the other one is. The owner of the store serves its own user and
+//! root; a client believes root, its own user, and the owner of the store's file.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, BufRead as _, BufReader, ErrorKind, Read as _};
+use std::ops::ControlFlow;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf, absolute};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::{self, Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+use rustix::process::geteuid;
+
+use crate::backup::{BackupOptions, BackupProgress, BackupReport};
+use crate::error::{Error, Result};
+use crate::store::Store;
+use crate::store::compact::{CompactProgress, CompactReport};
+use crate::store::core::StoreCore;
+use crate::store::header::{Header, HeaderPage};
+use crate::sync::lock;
+
+/// What the owner says first: who answers, and by which version of these messages.
+const GREETING: &str = "vellum 1";
+
+/// How long one side waits for a message that the other one owes it, or for room to send one.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The time between two lines about the progress, and between two looks at the caller's function.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The most requests at a time. Others are refused.
+const MOST: usize = 8;
+
+/// The most bytes of a request: three paths, and a little.
+const REQUEST_MAX: u64 = 16 << 10;
+
+/// The control socket of a store that this process has open ([`Store::control_socket`]). Dropping
+/// it ends the requests that are under way, and removes the socket; in the child of a fork it does
+/// nothing.
+#[derive(Debug)]
+pub struct ControlSocket {
+    /// The process that made it. A child of a fork has the socket, too, and none of its threads.
+    process: u32,
+    place: PathBuf,
+    /// The device and the number of the socket's file: another process may have put its own there.
+    identity: (u64, u64),
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the threads of a socket share.
+#[derive(Debug)]
+struct Shared {
+    listener: UnixListener,
+    /// It does not keep the store open.
+    core: Weak<StoreCore>,
+    ends: AtomicBool,
+    clients: Mutex<Vec<Weak<UnixStream>>>,
+    /// Each request that has the store has this, too.
+    working: Arc<()>,
+}
+
+impl Store {
+    /// Lets other processes of the same user, and of root, have this one back the store up and
+    /// compact it while it is open: `vellum backup`, `vellum compact`, [`request_backup`],
+    /// [`request_compact`]. `path` is the path of the store's file; the socket is `PATH.control`.
+    /// Threads of this process do the work, with its rights.
+    ///
+    /// The socket does not keep the store open. Once the store is closed, requests fail. A second
+    /// socket of the store takes the place of the first.
+    ///
+    /// # Examples
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// use vellum::{BackupOptions, Options, Store, request_backup};
+    ///
+    /// let path = folder.path().join("films");
+    /// let store = Store::create(&path, &Options::new())?;
+    /// let control = store.control_socket(&path)?;
+    /// // Another process, or `vellum backup films sunday`:
+    /// let (to, options) = (folder.path().join("sunday"), BackupOptions::new());
+    /// request_backup(&path, &to, &options, &mut |_| std::ops::ControlFlow::Continue(()))?;
+    /// # Store::open(&to, &Options::new())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ReadOnly`](Error::ReadOnly): other processes back such a store up themselves;
+    /// [`BadOption`](Error::BadOption) if the file is not that of this store;
+    /// [`Control`](Error::Control) if the socket cannot be made.
+    pub fn control_socket(&self, path: impl AsRef<Path>) -> Result<ControlSocket> {
+        let path = path.as_ref();
+        self.core.pages.check_process()?;
+        self.core.pages.check_writable()?;
+        let store_id = self.core.pages.header().store_id;
+        let failed = |source| {
+            let doing = format!("making the control socket of {}", path.display());
+            Error::Control { doing, source }
+        };
+        if !is_of_store(path, store_id).map_err(failed)? {
+            let what = format!("{} is not the file of this store", path.display());
+            return Err(Error::BadOption(what));
+        }
+        ControlSocket::make(path, Arc::downgrade(&self.core)).map_err(failed)
+    }
+}
+
+/// Whether the file has a header of this store. The store holds the lock of its file.
+fn is_of_store(path: &Path, store_id: u128) -> io::Result<bool> {
+    let mut pages = [[0; vellum_pool::PAGE_SIZE]; 2];
+    // A pipe by this name must not keep the caller waiting.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let mut file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    for (number, page) in (0..).zip(&mut pages) {
+        match file.read_exact(page) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        // The other one may be under the pen of a checkpoint.
+        if matches!(Header::decode(number, page), HeaderPage::Valid(it) if it.store_id == store_id)
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Where the socket of the store in this file is.
+fn place_of(path: &Path) -> io::Result<PathBuf> {
+    let mut place = path.canonicalize()?.into_os_string();
+    place.push(".control");
+    Ok(place.into())
+}
+
+/// Calls a function with a short path of a socket: an address has room for some hundred bytes only.
+fn by_short_path<T>(place: &Path, call: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
+    let (Some(folder), Some(name)) = (place.parent(), place.file_name()) else {
+        return Err(ErrorKind::InvalidInput.into());
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty())?;
+    let number = folder.as_raw_fd();
+    call(&Path::new(&format!("/proc/self/fd/{number}")).join(name))
+}
+
+impl ControlSocket {
+    fn make(path: &Path, core: Weak<StoreCore>) -> io::Result<ControlSocket> {
+        let place = place_of(path)?;
+        // The store holds the lock of its file. So no other process needs a socket that is there.
+        match fs::symlink_metadata(&place) {
+            Ok(found) if found.file_type().is_socket() => fs::remove_file(&place)?,
+            Ok(_) => return Err(ErrorKind::AlreadyExists.into()),
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            Err(_) => {}
+        }
+        let listener = by_short_path(&place, |short| UnixListener::bind(short))?;
+        let found = fs::symlink_metadata(&place)?;
+        let (ends, clients) = (AtomicBool::new(false), Mutex::default());
+        let working = Arc::default();
+        let shared = Arc::new(Shared { listener, core, ends, clients, working });
+        let identity = (found.dev(), found.ino());
+        let process = std::process::id();
+        let mut socket = ControlSocket { process, place, identity, shared, thread: None };
+        // Not the first defence: the threads look at the user of each client.
+        fs::set_permissions(&socket.place, fs::Permissions::from_mode(0o600))?;
+        let shared = socket.shared.clone();
+        let work = move || thread::scope(|scope| accept(&shared, scope));
+        socket.thread = Some(Builder::new().name("vellum-control".into()).spawn(work)?);
+        Ok(socket)
+    }
+
+    /// The path of the socket.
+    pub fn path(&self) -> &Path {
+        &self.place
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        self.shared.ends.store(true, Ordering::Release);
+        // Their threads wake up, and end the requests.
+        let _ = shutdown(&self.shared.listener, Shutdown::Both);
+        lock(&self.shared.clients).iter().filter_map(Weak::upgrade).for_each(|it| hang_up(&it));
+        if let Some(thread) = self.thread.take() {
+            // Panics of requests were caught.
+            drop(thread.join());
+        }
+        let found = fs::symlink_metadata(&self.place);
+        if found.is_ok_and(|found| (found.dev(), found.ino()) == self.identity) {
+            let _ = fs::remove_file(&self.place);
+        }
+    }
+}
+
+/// The other side may still read what is said.
+fn hang_up(client: &UnixStream) {
+    let _ = shutdown(client, Shutdown::Read);
+}
+
+/// Accepts clients until the socket ends. Each has a thread of its own.
+fn accept<'s>(shared: &'s Shared, scope: &'s thread::Scope<'s, '_>) {
+    while !shared.ends.load(Ordering::Acquire) {
+        let Ok((client, _)) = shared.listener.accept() else {
+            // The process may have too many files open for now.
+            if !shared.ends.load(Ordering::Acquire) {
+                thread::sleep(PAUSE);
+            }
+            continue;
+        };
+        let client = Arc::new(client);
+        {
+            let mut clients = lock(&shared.clients);
+            clients.retain(|client| client.strong_count() > 0);
+            if clients.len() >= MOST {
+                let _ = say(&client, "failed too many requests at a time");
+                continue;
+            }
+            clients.push(Arc::downgrade(&client));
+        }
+        // It may be too late for the thread that ends the socket to see it.
+        if shared.ends.load(Ordering::Acquire) {
+            hang_up(&client);
+        }
+        let work = move || {
+            let served = catch_unwind(AssertUnwindSafe(|| serve(shared, &client)));
+            if served.is_err() {
+                let _ = say(&client, "failed its thread panicked");
+            }
+        };
+        // Without a thread the client sees its connection end.
+        let _ = Builder::new().name("vellum-request".into()).spawn_scoped(scope, work);
+    }
+}
+
+/// Serves one client. An error is the client's end.
+fn serve(shared: &Shared, client: &UnixStream) -> io::Result<()> {
+    client.set_write_timeout(Some(PATIENCE))?;
+    client.set_read_timeout(Some(PATIENCE))?;
+    let user = socket_peercred(client)?.uid;
+    if !user.is_root() && user != geteuid() {
+        return say(client, "failed only the user of the process and root may ask it");
+    }
+    say(client, GREETING)?;
+    let request = match Request::read(client)? {
+        Ok(request) => request,
+        Err(what) => return say(client, &format!("failed {what}")),
+    };
+    let answer = match shared.core.upgrade() {
+        Some(core) => perform(shared, client, &Store { core }, request),
+        None => "failed the store is closed".into(),
+    };
+    say(client, &answer)
+}
+
+/// Does what a client has asked for, and returns the answer.
+fn perform(shared: &Shared, client: &UnixStream, store: &Store, request: Request) -> String {
+    let (mut told, _working) = (None::<Instant>, shared.working.clone());
+    let mut tell = |numbers: &[u64]| {
+        // If only requests have the store, it is to close.
+        let requests = Arc::strong_count(&shared.working) - 1;
+        let has_users = Arc::strong_count(&store.core) > requests;
+        if shared.ends.load(Ordering::Acquire) || !has_users {
+            return ControlFlow::Break(());
+        }
+        if told.is_some_and(|told| told.elapsed() < PAUSE) {
+            return ControlFlow::Continue(());
+        }
+        told = Some(Instant::now());
+        match say(client, &format!("progress {}", to_words(numbers))) {
+            Ok(()) if !has_hung_up(client) => ControlFlow::Continue(()),
+            _ => ControlFlow::Break(()),
+        }
+    };
+    let done = match request {
+        Request::Backup { file, options } => store
+            .backup(file, &options, &mut |BackupProgress { bytes_done, bytes_total }| {
+                tell(&[bytes_done, bytes_total])
+            })
+            .map(|report| backup_to_words(&report)),
+        Request::Compact => store
+            .compact(&mut |CompactProgress { pass, pages_seen, pages_total, pages_moved }| {
+                tell(&[u64::from(pass), pages_seen, pages_total, pages_moved])
+            })
+            .map(|report| compaction_to_words(&report)),
+    };
+    done.map_or_else(|error| format!("failed {error}"), |words| format!("done {words}"))
+}
+
+/// Whether the other side has sent its end of file.
+fn has_hung_up(client: &UnixStream) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    matches!(recv(client, &mut [0_u8; 1][..], flags), Ok((_, 0)))
+}
+
+/// Sends a line.
+fn say(stream: &UnixStream, line: &str) -> io::Result<()> {
+    send_all(stream, (line.replace('\n', " ") + "\n").as_bytes())
+}
+
+/// Sends bytes. The other side may be gone, which must not kill this process.
+fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match send(stream, bytes, SendFlags::NOSIGNAL) {
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// What a client asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Request {
+    Backup { file: PathBuf, options: BackupOptions },
+    Compact,
+}
+
+impl Request {
+    /// The request for a backup as bytes. Relative paths are those of this process.
+    fn backup_to_bytes(file: &Path, options: &BackupOptions) -> io::Result<Vec<u8>> {
+        let file = absolute(file)?;
+        let since = options.since.as_ref().map(absolute).transpose()?.unwrap_or_default();
+        let letter = |yes: bool, letter| if yes { letter } else { "" };
+        let letters = [
+            letter(options.replace, "r"),
+            letter(options.check, "c"),
+            letter(options.read_all, "a"),
+        ]
+        .concat();
+        let rate = options.bytes_per_second.map(|rate| rate.to_string()).unwrap_or_default();
+        let paths = [file.as_os_str().as_bytes(), since.as_os_str().as_bytes()];
+        if paths.iter().any(|path| path.contains(&0)) {
+            return Err(ErrorKind::InvalidInput.into());
+        }
+        let fields = [b"backup", paths[0], paths[1], letters.as_bytes(), rate.as_bytes()];
+        Ok(fields.map(|field| [field, &[0]].concat()).concat())
+    }
+
+    /// The request that a client sends, or what is wrong with it.
+    fn read(client: &UnixStream) -> io::Result<Result<Request, String>> {
+        let mut input = BufReader::new(client.take(REQUEST_MAX));
+        let mut next = || -> io::Result<Result<Vec<u8>, String>> {
+            let mut field = Vec::new();
+            input.read_until(0, &mut field)?;
+            match field.pop() {
+                Some(0) => Ok(Ok(field)),
+                _ => Ok(Err("the request is cut off, or too long".into())),
+            }
+        };
+        let word = match next()? {
+            Ok(word) => word,
+            Err(what) => return Ok(Err(what)),
+        };
+        Ok(match &word[..] {
+            b"compact" => Ok(Request::Compact),
+            b"backup" => {
+                let fields = [next()?, next()?, next()?, next()?];
+                fields
+                    .into_iter()
+                    .collect::<Result<Vec<_>, _>>()
+                    .and_then(|it| Self::of_fields(&it))
+            }
+            other => Err(format!("it knows no request '{}'", String::from_utf8_lossy(other))),
+        })
+    }
+
+    /// The backup that these fields ask for.
+    fn of_fields(fields: &[Vec<u8>]) -> Result<Request, String> {
+        let [file, since, letters, rate] = fields else {
+            return Err("a backup has four fields".into());
+        };
+        let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
+        let has = |letter| letters.contains(&letter);
+        let (replace, check) = (has(b'r'), has(b'c'));
+        let mut options = BackupOptions::new().replace(replace).check(check).read_all(has(b'a'));
+        if let Some(letter) = letters.iter().find(|letter| !b"rca".contains(letter)) {
+            return Err(format!("it knows no option '{}'", char::from(*letter)));
+        }
+        if !since.is_empty() {
+            options = options.since(path(since));
+        }
+        if !rate.is_empty() {
+            let rate = std::str::from_utf8(rate).ok().and_then(|rate| rate.parse().ok());
+            options = options.bytes_per_second(rate.ok_or("the limit is no number")?);
+        }
+        match path(file) {
+            file if file.is_absolute() => Ok(Request::Backup { file, options }),
+            _ => Err("the file has no absolute path".into()),
+        }
+    }
+}
+
+fn to_words(numbers: &[u64]) -> String {
+    numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" ")
+}
+
+/// The numbers of a line, if these are so many.
+fn of_words<const N: usize>(words: &str) -> Option<[u64; N]> {
+    let numbers: Option<Vec<u64>> = words.split(' ').map(|word| word.parse().ok()).collect();
+    numbers?.try_into().ok()
+}
+
+fn to_micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn backup_to_words(report: &BackupReport) -> String {
+    let BackupReport { store_id, lsn, file_bytes, read_bytes, used_bytes, changes, duration } =
+        *report;
+    let (high, low) = ((store_id >> 64) as u64, store_id as u64);
+    let micros = to_micros(duration);
+    to_words(&[high, low, lsn, file_bytes, read_bytes, used_bytes, changes, micros])
+}
+
+fn backup_of_words(words: &str) -> Option<BackupReport> {
+    let [high, low, lsn, file_bytes, read_bytes, used_bytes, changes, micros] = of_words(words)?;
+    Some(BackupReport {
+        store_id: u128::from(high) << 64 | u128::from(low),
+        lsn,
+        file_bytes,
+        read_bytes,
+        used_bytes,
+        changes,
+        duration: Duration::from_micros(micros),
+    })
+}
+
+fn compaction_to_words(report: &CompactReport) -> String {
+    let CompactReport { bytes_before, bytes_after, pages_moved, pages_left, .. } = *report;
+    let (is_complete, micros) = (u64::from(report.is_complete), to_micros(report.duration));
+    to_words(&[bytes_before, bytes_after, pages_moved, pages_left, is_complete, micros])
+}
+
+fn compaction_of_words(words: &str) -> Option<CompactReport> {
+    let [bytes_before, bytes_after, pages_moved, pages_left, is_complete, micros] =
+        of_words(words)?;
+    let (is_complete, duration) = (is_complete == 1, Duration::from_micros(micros));
+    Some(CompactReport {
+        bytes_before,
+        bytes_after,
+        pages_moved,
+        pages_left,
+        is_complete,
+        duration,
+    })
+}
+
+/// Has the process that has the store in the file `store` open back it up, as [`Store::backup`]
+/// does there. It must answer requests ([`Store::control_socket`]). The backup belongs to its user.
+/// This process may end the backup by `progress`, and ends it when it ends itself.
+///
+/// # Errors
+/// [`Control`](Error::Control) if no process answers requests for this store, with
+/// [`NotFound`](ErrorKind::NotFound) or [`ConnectionRefused`](ErrorKind::ConnectionRefused), or if
+/// it ends; [`Owner`](Error::Owner) with what it says, if the backup fails;
+/// [`Cancelled`](Error::Cancelled).
+pub fn request_backup(
+    store: impl AsRef<Path>,
+    path: impl AsRef<Path>,
+    options: &BackupOptions,
+    progress: &mut dyn FnMut(BackupProgress) -> ControlFlow<()>,
+) -> Result<BackupReport> {
+    let (store, path) = (store.as_ref(), path.as_ref());
+    let request = Request::backup_to_bytes(path, options).map_err(|error| failed(store, error))?;
+    let mut shown = BackupProgress { bytes_done: 0, bytes_total: 0 };
+    let done = ask(store, &request, &mut |words| {
+        if let Some([bytes_done, bytes_total]) = words.and_then(of_words) {
+            shown = BackupProgress { bytes_done, bytes_total };
+        }
+        progress(shown)
+    })?;
+    // The other process may have other folders by these names, as in a container.
+    let is_there =
+        |report: &BackupReport| path.metadata().is_ok_and(|found| found.len() == report.file_bytes);
+    backup_of_words(&done).filter(is_there).ok_or_else(|| {
+        let what = "it has made the backup, and this process does not find it there";
+        failed(store, io::Error::other(what))
+    })
+}
+
+/// Has the process that has the store in the file `store` open compact it, as [`Store::compact`]
+/// does there. It must answer requests ([`Store::control_socket`]). This process may end the
+/// compaction by `progress`, and ends it when it ends itself. What has moved stays where it is.
+///
+/// # Errors
+/// As for [`request_backup`].
+pub fn request_compact(
+    store: impl AsRef<Path>,
+    progress: &mut dyn FnMut(CompactProgress) -> ControlFlow<()>,
+) -> Result<CompactReport> {
+    let store = store.as_ref();
+    let mut shown = CompactProgress { pass: 0, pages_seen: 0, pages_total: 0, pages_moved: 0 };
+    let done = ask(store, b"compact\0", &mut |words| {
+        if let Some([pass, pages_seen, pages_total, pages_moved]) = words.and_then(of_words) {
+            shown = CompactProgress { pass: pass as u32, pages_seen, pages_total, pages_moved };
+        }
+        progress(shown)
+    })?;
+    let what = || failed(store, io::Error::other(format!("its report is '{done}'")));
+    compaction_of_words(&done).ok_or_else(what)
+}
+
+fn failed(store: &Path, source: io::Error) -> Error {
+    Error::Control {
+        doing: format!("asking the process that has {} open", store.display()),
+        source,
+    }
+}
+
+/// Asks the process that has the store open, and returns its report. Calls `tell` with the progress
+/// when there is news, and now and then without.
+fn ask(
+    store: &Path,
+    request: &[u8],
+    tell: &mut dyn FnMut(Option<&str>) -> ControlFlow<()>,
+) -> Result<String> {
+    let failed = |error| failed(store, error);
+    let stream = connect(store).map_err(failed)?;
+    let mut owner = Owner { lines: BufReader::new(&stream), line: Vec::new() };
+    let (began, mut is_greeted, mut cancelled) = (Instant::now(), false, None::<Instant>);
+    loop {
+        let line = match owner.says() {
+            // It need not report any more.
+            Err(_) if cancelled.is_some() => return Err(Error::Cancelled),
+            line => line.map_err(failed)?,
+        };
+        let news = match line.as_deref().map(|line| line.split_once(' ').unwrap_or((line, ""))) {
+            _ if line.as_deref() == Some(GREETING) && !is_greeted => {
+                is_greeted = true;
+                send_all(&stream, request).map_err(failed)?;
+                None
+            }
+            None if !is_greeted && began.elapsed() > PATIENCE => {
+                return Err(failed(ErrorKind::TimedOut.into()));
+            }
+            None => None,
+            Some(("progress", words)) if is_greeted => Some(words),
+            Some(("done", words)) if is_greeted => return Ok(words.into()),
+            Some(("failed", _)) if cancelled.is_some() => return Err(Error::Cancelled),
+            Some(("failed", what)) => return Err(Error::Owner(what.into())),
+            Some((word, _)) => return Err(failed(io::Error::other(format!("it says '{word}'")))),
+        };
+        match cancelled {
+            None if tell(news).is_continue() => {}
+            None if !is_greeted => return Err(Error::Cancelled),
+            // What it has done so far, it reports.
+            None => {
+                cancelled = Some(Instant::now());
+                let _ = shutdown(&stream, Shutdown::Write);
+            }
+            Some(since) if since.elapsed() > PATIENCE => return Err(Error::Cancelled),
+            Some(_) => {}
+        }
+    }
+}
+
+/// Connects to the process that has a store open, if that is one to believe.
+fn connect(store: &Path) -> io::Result<UnixStream> {
+    let stream = by_short_path(&place_of(store)?, |short| UnixStream::connect(short))?;
+    stream.set_read_timeout(Some(PAUSE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let (user, owner) = (socket_peercred(&stream)?.uid, fs::metadata(store)?.uid());
+    if !user.is_root() && user != geteuid() && user.as_raw() != owner {
+        return Err(io::Error::other("the socket belongs to another user than the store"));
+    }
+    Ok(stream)
+}
+
+/// What the owner of the store says.
+struct Owner<'s> {
+    lines: BufReader<&'s UnixStream>,
+    /// A line of which a part has come.
+    line: Vec<u8>,
+}
+
+impl Owner<'_> {
+    /// Its next line; none if it says nothing for a moment.
+    fn says(&mut self) -> io::Result<Option<String>> {
+        match self.lines.read_until(b'\n', &mut self.line) {
+            Err(error) if is_early(error.kind()) => return Ok(None),
+            Err(error) => return Err(error),
+            Ok(_) => {}
+        }
+        if self.line.pop() != Some(b'\n') {
+            return Err(io::Error::new(ErrorKind::UnexpectedEof, "it has ended"));
+        }
+        let line = String::from_utf8_lossy(&self.line).into_owned();
+        self.line.clear();
+        Ok(Some(line))
+    }
+}
+
+/// Whether nothing has come yet.
+fn is_early(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_read_as_it_was_sent() {
+        let all = BackupOptions::new().replace(true).check(false).read_all(true);
+        let all = all.since("/a base").bytes_per_second(u64::MAX);
+        for options in [BackupOptions::new(), all] {
+            let file = PathBuf::from(OsStr::from_bytes(b"/a folder/\xff\n"));
+            let bytes = Request::backup_to_bytes(&file, &options).unwrap();
+            let (one, other) = UnixStream::pair().unwrap();
+            send_all(&one, &bytes).unwrap();
+            assert_eq!(Request::read(&other).unwrap(), Ok(Request::Backup { file, options }));
+            send_all(&one, b"compact\0").unwrap();
+            assert_eq!(Request::read(&other).unwrap(), Ok(Request::Compact));
+        }
+    }
+
+    #[test]
+    fn a_bad_request_is_refused_and_named() {
+        let refused = |bytes: &[u8], what: &str| {
+            let (one, other) = UnixStream::pair().unwrap();
+            send_all(&one, bytes).unwrap();
+            drop(one);
+            let said = Request::read(&other).unwrap().unwrap_err();
+            assert!(said.contains(what), "{said}");
+        };
+        refused(b"", "cut off");
+        refused(b"backup\0/file\0\0c", "cut off");
+        refused(&[b'x'; 20_000], "too long");
+        refused(b"stat\0", "no request 'stat'");
+        refused(b"compact", "cut off");
+        refused(b"backup\0file\0\0\0\0", "no absolute path");
+        refused(b"backup\0\0\0\0\0", "no absolute path");
+        refused(b"backup\0/file\0\0z\0\0", "no option 'z'");
+        refused(b"backup\0/file\0\0\0-1\0", "no number");
+    }
+
+    #[test]
+    fn a_report_is_read_as_it_was_sent() {
+        let backup = BackupReport {
+            store_id: u128::MAX - 7,
+            lsn: 1,
+            file_bytes: 2,
+            read_bytes: 3,
+            used_bytes: 4,
+            changes: u64::MAX,
+            duration: Duration::from_micros(6),
+        };
+        assert_eq!(backup_of_words(&backup_to_words(&backup)), Some(backup));
+        let compaction = CompactReport {
+            bytes_before: 9,
+            bytes_after: 8,
+            pages_moved: 7,
+            pages_left: 6,
+            is_complete: true,
+            duration: Duration::from_micros(5),
+        };
+        assert_eq!(compaction_of_words(&compaction_to_words(&compaction)), Some(compaction));
+        for words in ["", "1", "1 2 3 4 5 x", "1 2 3 4 5 -6", "1 2 3 4 5 6 7"] {
+            assert_eq!(compaction_of_words(words), None, "{words}");
+        }
+    }
+
+    #[test]
+    fn paths_of_any_length_have_sockets() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = (0..8).fold(folder.path().to_path_buf(), |path, _| path.join("x".repeat(40)));
+        fs::create_dir_all(&deep).unwrap();
+        let listener = by_short_path(&deep.join("a"), |short| UnixListener::bind(short));
+        drop(listener.unwrap());
+        assert!(deep.join("a").exists());
+        let error = by_short_path(&deep.join("y".repeat(200)), |short| UnixListener::bind(short));
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+}

@@ -1,0 +1,335 @@
+//! Control sockets: another process has the owner of a store back it up.
+#![allow(clippy::unwrap_used)]
+
+use std::ffi::OsStr;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use tempfile::TempDir;
+use vellum::{
+    BackupOptions, BackupReport, Error, MemoryDevice, Options, RestoreOptions, Store,
+    request_backup, request_compact, restore,
+};
+use vellum_testing::patience::eventually;
+
+fn options() -> Options {
+    Options::new().pool_bytes(4 << 20).log(true)
+}
+
+/// A store with as many entries as are said.
+fn store_of(entries: u32) -> (TempDir, PathBuf, Store) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.vellum");
+    let store = Store::create(&path, &options()).unwrap();
+    fill(&store, 0..entries);
+    (folder, path, store)
+}
+
+fn fill(store: &Store, keys: std::ops::Range<u32>) {
+    let tree = store.tree_or_create("numbers").unwrap();
+    for key in keys {
+        tree.upsert(&key.to_be_bytes(), &[7; 1000]).unwrap();
+    }
+}
+
+/// Entries of a store that is not open.
+fn entries(path: &Path) -> usize {
+    let store = Store::open(path, &options()).unwrap();
+    store.check(&mut |_| ()).unwrap();
+    let entries = store.tree("numbers").unwrap().entries().count();
+    store.close().unwrap();
+    entries
+}
+
+fn request(store: &Path, to: &Path, options: &BackupOptions) -> Result<BackupReport, Error> {
+    request_backup(store, to, options, &mut |_| ControlFlow::Continue(()))
+}
+
+/// Why a process could not be asked.
+fn kind(error: &Error) -> Option<ErrorKind> {
+    match error {
+        Error::Control { source, .. } => Some(source.kind()),
+        _ => None,
+    }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| !name.contains("log")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_owner_makes_backups_and_increments() {
+    let (folder, path, store) = store_of(2000);
+    let at = |name: &str| folder.path().join(name);
+    let control = store.control_socket(&path).unwrap();
+    assert_eq!(control.path(), at("a.vellum.control").canonicalize().unwrap());
+    assert_eq!(control.path().metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    let options = BackupOptions::new();
+    let full = request(&path, &at("full"), &options).unwrap();
+    assert_eq!(full.store_id, store.stat().unwrap().store_id);
+    assert!(full.used_bytes > 2_000_000 && full.file_bytes >= full.used_bytes, "{full:?}");
+    fill(&store, 2000..2010);
+    let since = request(&path, &at("increment"), &options.clone().since(at("full"))).unwrap();
+    assert!(since.read_bytes < 200_000 && since.lsn > full.lsn, "{since:?}");
+    let exists = request(&path, &at("full"), &options).unwrap_err();
+    assert!(matches!(&exists, Error::Owner(what) if what.contains("exists already")), "{exists}");
+    // A name that is no text, and a link to the store.
+    std::os::unix::fs::symlink(&path, at("link")).unwrap();
+    let odd = folder.path().join(OsStr::from_bytes(b"\xff\n"));
+    let again = request(&at("link"), &odd, &options.check(false)).unwrap();
+    assert_eq!(odd.metadata().unwrap().size(), again.file_bytes);
+    drop(control);
+    let gone = request(&path, &at("other"), &BackupOptions::new()).unwrap_err();
+    assert_eq!(kind(&gone), Some(ErrorKind::NotFound), "{gone}");
+    store.close().unwrap();
+    let (restored, increments) = (at("restored"), [at("increment")]);
+    let go_on = &mut |_| ControlFlow::Continue(());
+    restore(&restored, at("full"), &increments, &RestoreOptions::new(), go_on).unwrap();
+    assert_eq!([&restored, &odd, &path].map(|path| entries(path)), [2010; 3]);
+}
+
+#[test]
+fn the_owner_compacts_the_store() {
+    let (folder, path, store) = store_of(3000);
+    let _control = store.control_socket(&path).unwrap();
+    let tree = store.tree("numbers").unwrap();
+    tree.remove_range(..2900_u32.to_be_bytes()).unwrap();
+    store.sync().unwrap();
+    let before = path.metadata().unwrap().len();
+    let mut calls = 0;
+    let report = request_compact(&path, &mut |_| {
+        calls += 1;
+        ControlFlow::Continue(())
+    });
+    let report = report.unwrap();
+    assert!(report.is_complete && report.pages_moved > 0 && calls > 0, "{report:?}");
+    assert!(report.bytes_after < before / 4, "{report:?}, {before} before");
+    assert_eq!(path.metadata().unwrap().len(), report.bytes_after);
+    fill(&store, 100..3000);
+    tree.remove_range(..2900_u32.to_be_bytes()).unwrap();
+    // It reports how far it came, unless it ends before it sees that it shall.
+    let some = request_compact(&path, &mut |_| ControlFlow::Break(()));
+    assert!(matches!(some, Ok(_) | Err(Error::Cancelled)), "{some:?}");
+    store.close().unwrap();
+    assert_eq!(entries(&path), 100);
+    drop(folder);
+}
+
+#[test]
+fn the_client_sees_the_progress_and_may_cancel() {
+    let (folder, path, store) = store_of(3000);
+    let _control = store.control_socket(&path).unwrap();
+    let to = folder.path().join("backup");
+    // Some seconds, if nothing ended it.
+    let options = BackupOptions::new().bytes_per_second(300_000);
+    let mut calls = 0;
+    let error = request_backup(&path, &to, &options, &mut |progress| {
+        calls += u32::from(progress.bytes_done > 0);
+        assert!(progress.bytes_done <= progress.bytes_total);
+        if calls < 3 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    assert!(matches!(error, Err(Error::Cancelled)), "{error:?}");
+    eventually("the end of the backup", || {
+        names(folder.path()) == ["a.vellum", "a.vellum.control"]
+    });
+    request(&path, &to, &BackupOptions::new()).unwrap();
+    store.close().unwrap();
+    assert_eq!(entries(&to), 3000);
+}
+
+#[test]
+fn requests_end_with_their_socket_and_with_their_store() {
+    let (folder, path, store) = store_of(3000);
+    let control = store.control_socket(&path).unwrap();
+    let slow = BackupOptions::new().bytes_per_second(300_000);
+    let to = folder.path().join("backup");
+    let begun = AtomicBool::new(false);
+    let asked = |begun: &AtomicBool| {
+        request_backup(&path, &to, &slow, &mut |progress| {
+            begun.fetch_or(progress.bytes_done > 0, Ordering::AcqRel);
+            ControlFlow::Continue(())
+        })
+    };
+    thread::scope(|scope| {
+        let request = scope.spawn(|| asked(&begun));
+        eventually("a backup", || begun.load(Ordering::Acquire));
+        drop(control);
+        let error = request.join().unwrap().unwrap_err();
+        assert!(matches!(&error, Error::Owner(what) if what.contains("cancelled")), "{error}");
+    });
+    assert_eq!(names(folder.path()), ["a.vellum"]);
+    let control = store.control_socket(&path).unwrap();
+    begun.store(false, Ordering::Release);
+    thread::scope(|scope| {
+        let request = scope.spawn(|| asked(&begun));
+        eventually("a backup", || begun.load(Ordering::Acquire));
+        store.close().unwrap();
+        let error = request.join().unwrap().unwrap_err();
+        assert!(matches!(&error, Error::Owner(what) if what.contains("is closed")), "{error}");
+    });
+    let error = request(&path, &to, &BackupOptions::new()).unwrap_err();
+    assert!(matches!(&error, Error::Owner(what) if what.contains("is closed")), "{error}");
+    // The next owner has a socket of its own by this name, which stays.
+    let store = Store::open(&path, &options()).unwrap();
+    let newer = store.control_socket(&path).unwrap();
+    drop(control);
+    request(&path, &to, &BackupOptions::new()).unwrap();
+    drop(newer);
+    assert_eq!(names(folder.path()), ["a.vellum", "backup"]);
+}
+
+#[test]
+fn a_request_does_not_keep_the_store_open() {
+    let (folder, path, store) = store_of(3000);
+    let _control = store.control_socket(&path).unwrap();
+    let slow = BackupOptions::new().bytes_per_second(300_000);
+    let to = folder.path().join("backup");
+    let begun = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let requests = ["one", "two"].map(|name| {
+            let (path, to, slow, begun) = (&path, to.with_extension(name), &slow, &begun);
+            scope.spawn(move || {
+                request_backup(path, &to, slow, &mut |progress| {
+                    begun.fetch_or(progress.bytes_done > 0, Ordering::AcqRel);
+                    ControlFlow::Continue(())
+                })
+            })
+        });
+        eventually("a backup", || begun.load(Ordering::Acquire));
+        drop(store);
+        for request in requests {
+            assert!(request.join().unwrap().is_err());
+        }
+        eventually("the end of the store", || Store::open(&path, &options()).is_ok());
+    });
+}
+
+#[test]
+fn a_socket_that_a_killed_process_left_is_replaced() {
+    let (folder, path, store) = store_of(10);
+    let place = folder.path().join("a.vellum.control");
+    drop(UnixListener::bind(&place).unwrap());
+    let to = folder.path().join("backup");
+    let left = request(&path, &to, &BackupOptions::new()).unwrap_err();
+    assert_eq!(kind(&left), Some(ErrorKind::ConnectionRefused), "{left}");
+    let _control = store.control_socket(&path).unwrap();
+    request(&path, &to, &BackupOptions::new()).unwrap();
+}
+
+#[test]
+fn only_the_file_of_the_store_has_its_socket() {
+    let (folder, path, store) = store_of(10);
+    let other = folder.path().join("other");
+    drop(Store::create(&other, &options()).unwrap());
+    std::fs::write(folder.path().join("short"), "short").unwrap();
+    let pipe = folder.path().join("pipe");
+    let (kind_of_file, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind_of_file, mode, 0).unwrap();
+    for name in ["other", "short", "pipe"] {
+        let error = store.control_socket(folder.path().join(name)).unwrap_err();
+        assert!(matches!(&error, Error::BadOption(what) if what.contains(name)), "{error}");
+    }
+    let error = store.control_socket(folder.path().join("none")).unwrap_err();
+    assert!(matches!(error, Error::Control { .. }), "{error}");
+    let in_memory = Store::create_on(Arc::new(MemoryDevice::new()), &options().log(false)).unwrap();
+    assert!(matches!(in_memory.control_socket(&path), Err(Error::BadOption(_))));
+    // What is no socket is not removed.
+    let place = folder.path().join("a.vellum.control");
+    std::fs::write(&place, "another store's").unwrap();
+    assert_eq!(kind(&store.control_socket(&path).unwrap_err()), Some(ErrorKind::AlreadyExists));
+    assert_eq!(std::fs::read(&place).unwrap(), b"another store's");
+    store.close().unwrap();
+    let readers = Store::open(&path, &options().read_only(true)).unwrap();
+    assert!(matches!(readers.control_socket(&path), Err(Error::ReadOnly)));
+}
+
+/// Dropping the socket does not wait until they have said something.
+#[test]
+fn a_socket_ends_with_clients_that_say_nothing() {
+    let (_folder, path, store) = store_of(10);
+    let control = store.control_socket(&path).unwrap();
+    let silent: Vec<UnixStream> =
+        (0..5).map(|_| UnixStream::connect(control.path()).unwrap()).collect();
+    for mut client in &silent {
+        let mut greeting = [0; 9];
+        client.read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting, b"vellum 1\n");
+    }
+    drop(control);
+    for mut client in &silent {
+        let mut rest = String::new();
+        // Long before the end of the owner's patience.
+        client.set_read_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
+        client.read_to_string(&mut rest).unwrap();
+        assert!(rest.contains("cut off"), "{rest}");
+    }
+}
+
+#[test]
+fn clients_that_say_nonsense_or_nothing_disturb_nobody() {
+    let (folder, path, store) = store_of(100);
+    let control = store.control_socket(&path).unwrap();
+    let connect = || UnixStream::connect(control.path()).unwrap();
+    let answer = |bytes: &[u8]| {
+        let mut stream = connect();
+        // It may have answered before it has read all.
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    };
+    let said = answer(b"GET / HTTP/1.1\r\n\r\n");
+    assert!(said.starts_with("vellum 1\nfailed the request is cut off"), "{said}");
+    assert!(answer(b"stat\0").contains("failed it knows no request 'stat'"));
+    assert!(answer(b"backup\0relative\0\0\0\0").contains("no absolute path"));
+    answer(&vec![0xff; 1 << 20]);
+    answer(b"");
+    // They wait, and so does nobody else; then there are too many.
+    let silent: Vec<UnixStream> = (0..7).map(|_| connect()).collect();
+    let to = folder.path().join("backup");
+    eventually("a turn", || request(&path, &to, &BackupOptions::new()).is_ok());
+    let more = connect();
+    eventually("too many", || answer(b"").contains("failed too many requests"));
+    drop((more, silent));
+    let again = folder.path().join("again");
+    eventually("a turn", || request(&path, &again, &BackupOptions::new()).is_ok());
+    store.close().unwrap();
+    assert_eq!(entries(&to), 100);
+}
+
+#[test]
+fn an_impostor_s_answers_are_errors() {
+    let (folder, path, _store) = store_of(10);
+    let to = folder.path().join("backup");
+    let listener = UnixListener::bind(folder.path().join("a.vellum.control")).unwrap();
+    let against = |said: &str| {
+        thread::scope(|scope| {
+            let client = scope.spawn(|| request(&path, &to, &BackupOptions::new()).unwrap_err());
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(said.as_bytes()).unwrap();
+            if said.starts_with("vellum 1\n") {
+                assert!(stream.read(&mut [0; 100]).unwrap() > 0);
+            }
+            drop(stream);
+            client.join().unwrap().to_string()
+        })
+    };
+    assert!(against("").contains("has ended"));
+    assert!(against("220 ready\n").contains("it says '220'"));
+    assert!(against("done 1 2 3 4 5 6 7\n").contains("it says 'done'"));
+    assert!(against("vellum 1\ndone 1 2 3 4 5 6 7\n").contains("does not find it"));
+    assert!(against("vellum 1\ndone 1 2\n").contains("does not find it"));
+    assert!(against("vellum 1\nprogress x\nfailed so\n").ends_with("says: so"));
+}
