@@ -124,6 +124,9 @@ typedef struct vellum_snapshot vellum_snapshot;
 /* A position among the entries of a range. */
 typedef struct vellum_cursor vellum_cursor;
 
+/* Where other processes ask this one to back its store up, or to compact it. */
+typedef struct vellum_control_socket vellum_control_socket;
+
 /*
  * Flags. Each function names those that it takes; all others must be 0. The flag 8 asked for a log in
  * earlier versions; it is refused now.
@@ -569,6 +572,22 @@ int vellum_store_check(const vellum_store *store, uint32_t flags, vellum_progres
  * -ECANCELED  the progress function has ended the call; a later one goes on
  */
 int vellum_store_compact(const vellum_store *store, vellum_progress progress, void *argument);
+
+/*
+ * Lets other processes of the same user, and of root, have this one back the store up and compact it
+ * while it is open: `vellum backup` and `vellum compact`. `path` is the path of the store's file; the
+ * socket is `path`.control. Threads of the library do the work, with the rights of this process. The
+ * socket does not keep the store open.
+ *
+ * -EINVAL  the file is not that of this store
+ * -EROFS   the store is open read-only: other processes back it up themselves
+ * -EEXIST  there is another file by the socket's name
+ */
+int vellum_control_socket_open(const vellum_store *store, const char *path,
+			       vellum_control_socket **result);
+
+/* Ends what other processes have asked for, and removes the socket. Does nothing with NULL. */
+void vellum_control_socket_close(vellum_control_socket *socket);
 
 #ifdef __cplusplus
 }

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use vellum::{BackupOptions, BackupProgress, CheckReport, Error, RestoreOptions};
+use vellum::{BackupOptions, BackupProgress, CheckReport, ControlSocket, Error, RestoreOptions};
 
 use crate::call::{Failure, Outcome, Place, call, given};
 use crate::raw::{path, strings};
@@ -212,4 +212,32 @@ pub extern "C" fn vellum_store_compact(
             store.compact(&mut |now| tell(progress, argument, now.pages_seen, now.pages_total))?;
         if report.is_complete { Ok(()) } else { Err(Error::Cancelled.into()) }
     })
+}
+
+/// `vellum_control_socket`. Dropping it ends the socket.
+#[derive(Debug)]
+pub struct ControlSocketHandle(#[expect(dead_code, reason = "it works by itself")] ControlSocket);
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn vellum_control_socket_open(
+    store: Option<&StoreHandle>,
+    name: *const c_char,
+    result: Option<&mut MaybeUninit<Box<ControlSocketHandle>>>,
+) -> c_int {
+    call(|| {
+        let (place, store) = (Place::new(result)?, &given(store, "the store")?.0);
+        let socket = store.control_socket(path(name, "the path")?)?;
+        place.set(Box::new(ControlSocketHandle(socket)));
+        Ok(())
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn vellum_control_socket_close(socket: Option<Box<ControlSocketHandle>>) {
+    call(|| {
+        drop(socket);
+        Ok(())
+    });
 }

@@ -155,6 +155,7 @@ fn types_are_the_same_in_both() {
         ("TransactionHandle", "vellum_transaction"),
         ("SnapshotHandle", "vellum_snapshot"),
         ("CursorHandle", "vellum_cursor"),
+        ("ControlSocketHandle", "vellum_control_socket"),
         ("CStoreOptions", "vellum_store_options"),
         ("CRange", "vellum_range"),
         ("CEntry", "vellum_entry"),
@@ -182,7 +183,7 @@ fn types_are_the_same_in_both() {
     let mut declarations = Vec::new();
     builder.generate().unwrap().write(&mut declarations);
     let declarations = String::from_utf8(declarations).unwrap();
-    assert!(declarations.matches("vellum_").count() >= 106, "{declarations}");
+    assert!(declarations.matches("vellum_").count() >= 108, "{declarations}");
     let includes = HEADERS.map(|header| format!("#include \"{header}\"\n")).concat();
     std::fs::write(&source, includes + &declarations).unwrap();
     run(compiler("cc").args(WARNINGS).arg("-fsyntax-only").arg(source));

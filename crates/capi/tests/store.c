@@ -1134,6 +1134,7 @@ static void maintenance(void)
 	struct vellum_backup_options options = { .progress = count_calls, .argument = &left };
 	struct vellum_check check;
 	struct vellum_backup_options more = { .progress = keep_total };
+	vellum_control_socket *socket;
 	struct stat before, after;
 	uint64_t changed, all;
 
@@ -1196,6 +1197,16 @@ static void maintenance(void)
 	CHECK(vellum_store_compact(store, NULL, NULL) == 0);
 	CHECK(stat("kept", &after) == 0 && after.st_size < before.st_size / 2);
 	CHECK(vellum_store_compact(NULL, NULL, NULL) == -EINVAL);
+
+	CHECK(vellum_control_socket_open(store, "full", &socket) == -EINVAL);
+	CHECK(vellum_control_socket_open(NULL, "kept", &socket) == -EINVAL);
+	CHECK(vellum_control_socket_open(store, NULL, &socket) == -EINVAL);
+	CHECK(vellum_control_socket_open(store, "kept", NULL) == -EINVAL);
+	CHECK(vellum_control_socket_open(store, "kept", &socket) == 0);
+	CHECK(stat("kept.control", &after) == 0 && S_ISSOCK(after.st_mode));
+	vellum_control_socket_close(socket);
+	vellum_control_socket_close(NULL);
+	CHECK(stat("kept.control", &after) == -1 && errno == ENOENT);
 	vellum_tree_close(tree);
 	CHECK(vellum_store_close(store) == 0);
 

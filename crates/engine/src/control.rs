@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
@@ -114,7 +114,7 @@ impl Store {
         self.core.pages.check_writable()?;
         let store_id = self.core.pages.header().store_id;
         let failed = |source| {
-            let doing = format!("making the control socket of {}", path.display());
+            let doing = format!("making the control socket {}.control", path.display());
             Error::Control { doing, source }
         };
         if !is_of_store(path, store_id).map_err(failed)? {
@@ -125,12 +125,17 @@ impl Store {
     }
 }
 
-/// Whether the file has a header of this store. The store holds the lock of its file.
+/// Whether the file has a header of this store, and is locked, as that of an open store is. So a
+/// copy or a backup is another file, unless it is open as well.
 fn is_of_store(path: &Path, store_id: u128) -> io::Result<bool> {
     let mut pages = [[0; vellum_pool::PAGE_SIZE]; 2];
     // A pipe by this name must not keep the caller waiting.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let is_unlocked = || flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
+    if file.metadata()?.is_file() && is_unlocked() {
+        return Ok(false);
+    }
     for (number, page) in (0..).zip(&mut pages) {
         match file.read_exact(page) {
             Ok(()) => {}
@@ -170,7 +175,7 @@ impl ControlSocket {
         // The store holds the lock of its file. So no other process needs a socket that is there.
         match fs::symlink_metadata(&place) {
             Ok(found) if found.file_type().is_socket() => fs::remove_file(&place)?,
-            Ok(_) => return Err(ErrorKind::AlreadyExists.into()),
+            Ok(_) => return Err(Errno::EXIST.into()),
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             Err(_) => {}
         }

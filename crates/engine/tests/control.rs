@@ -233,10 +233,12 @@ fn only_the_file_of_the_store_has_its_socket() {
     let other = folder.path().join("other");
     drop(Store::create(&other, &options()).unwrap());
     std::fs::write(folder.path().join("short"), "short").unwrap();
+    let (twin, go_on) = (folder.path().join("twin"), &mut |_| ControlFlow::Continue(()));
+    store.backup(twin, &BackupOptions::new(), go_on).unwrap();
     let pipe = folder.path().join("pipe");
     let (kind_of_file, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind_of_file, mode, 0).unwrap();
-    for name in ["other", "short", "pipe"] {
+    for name in ["other", "short", "pipe", "twin"] {
         let error = store.control_socket(folder.path().join(name)).unwrap_err();
         assert!(matches!(&error, Error::BadOption(what) if what.contains(name)), "{error}");
     }

@@ -37,6 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<snapshot::PySnapshot>()?;
     module.add_class::<entries::PyEntries>()?;
     module.add_class::<maintenance::PyCheck>()?;
+    module.add_class::<maintenance::PyControlSocket>()?;
     module.add("Conflict", module.py().get_type::<error::Conflict>())?;
     module.add("FormatError", module.py().get_type::<error::FormatError>())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

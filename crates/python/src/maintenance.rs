@@ -2,12 +2,14 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use pyo3::prelude::*;
-use vellum::{BackupOptions, CheckReport, Error, RestoreOptions, Store};
+use pyo3::types::PyTuple;
+use vellum::{BackupOptions, CheckReport, ControlSocket, Error, RestoreOptions, Store};
 
-use crate::call::work;
+use crate::call::{check_process, lock, work};
 use crate::source::{self, LOOK};
 
 /// What a check found.
@@ -38,6 +40,47 @@ impl From<CheckReport> for PyCheck {
     fn from(report: CheckReport) -> Self {
         let damage = report.damage.iter().map(ToString::to_string).collect();
         Self { pages_checked: report.pages_checked, lost_pages: report.lost_pages, damage }
+    }
+}
+
+/// Where other processes have this one back its store up, or compact it, while it is open: vellum
+/// backup and vellum compact. Store.control_socket() makes one; close(), or the end of a with
+/// statement, ends what they have asked for, and removes it.
+#[pyclass(name = "ControlSocket", module = "vellum.store", frozen)]
+#[derive(Debug)]
+pub(crate) struct PyControlSocket {
+    socket: Mutex<Option<ControlSocket>>,
+    process: u32,
+}
+
+impl PyControlSocket {
+    pub(crate) fn new(socket: ControlSocket, process: u32) -> Self {
+        Self { socket: Mutex::new(Some(socket)), process }
+    }
+}
+
+#[pymethods]
+impl PyControlSocket {
+    /// Removes the socket.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        check_process(self.process)?;
+        py.detach(|| drop(lock(&self.socket).take()));
+        Ok(())
+    }
+
+    /// Whether it is closed.
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> bool {
+        py.detach(|| lock(&self.socket).is_none())
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
     }
 }
 

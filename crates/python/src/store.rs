@@ -10,7 +10,7 @@ use vellum::{BackupOptions, Error, Options, Store, TransactionOptions};
 
 use crate::call::{check_process, lock, work};
 use crate::error::Conflict;
-use crate::maintenance::{self, PyCheck};
+use crate::maintenance::{self, PyCheck, PyControlSocket};
 use crate::snapshot::PySnapshot;
 use crate::source;
 use crate::transaction::{PyTransaction, options};
@@ -224,6 +224,17 @@ impl PyStore {
             options = options.bytes_per_second(bytes);
         }
         maintenance::backup(py, &self.store(py)?, &path, &options, progress)
+    }
+
+    /// Lets other processes of the same user, and of root, have this one back the store up and
+    /// compact it while it is open: vellum backup and vellum compact. path is the path of the
+    /// store's file; the socket is path.control. Returns a ControlSocket, which lasts until it is
+    /// closed. It does not keep the store open.
+    fn control_socket(&self, path: &Bound<'_, PyAny>) -> PyResult<PyControlSocket> {
+        let (py, path) = (path.py(), source::path(path)?);
+        let store = self.store(py)?;
+        let socket = work(py, || store.control_socket(path))?;
+        Ok(PyControlSocket::new(socket, self.process))
     }
 
     /// Has damaged pages repaired from a backup and the increments that follow it, in their order,

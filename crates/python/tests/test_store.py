@@ -533,6 +533,21 @@ class Maintenance(InStore):
         self.assertEqual(before - shorter, os.path.getsize(self.path))
         self.assertGreater(shorter, 2 * POOL)
 
+    def test_another_process_asks_for_a_backup(self):
+        self.tree.put(b"a", b"1")
+        ask = [os.environ["VELLUM"], "backup", self.path, self.beside("full")]
+        self.assertNotEqual(subprocess.run(ask, capture_output=True).returncode, 0)
+        with self.store.control_socket(self.path) as socket:
+            subprocess.run(ask, check=True, capture_output=True)
+            self.assertFalse(socket.closed)
+        self.assertTrue(socket.closed)
+        self.assertEqual(self.values("full"), {b"a": b"1"})
+        self.assertFalse(os.path.exists(self.path + ".control"))
+        with self.assertRaises(ValueError):
+            self.store.control_socket(self.beside("full"))
+        with self.assertRaises(FileNotFoundError):
+            self.store.control_socket(self.beside("none"))
+
     def test_a_closed_store_is_refused(self):
         self.store.close()
         for call in [

@@ -31,6 +31,7 @@ import io
 from vellum._native import (
     Check,
     Conflict,
+    ControlSocket,
     Entries,
     Savepoint,
     Snapshot,
@@ -45,6 +46,7 @@ from vellum._native import (
 __all__ = [
     "Check",
     "Conflict",
+    "ControlSocket",
     "Entries",
     "Savepoint",
     "Snapshot",
