@@ -374,7 +374,7 @@ pub(crate) unsafe extern "C" fn self_test() {
 }
 
 /// Rounds of the self-test's loop.
-pub(crate) const LOOP: u32 = 100_000;
+pub(crate) const LOOP: u32 = 10_000;
 
 /// Has the program make one instruction in ring 3, with all of its registers, and returns after the
 /// trap that follows it ([`after_step`]).
