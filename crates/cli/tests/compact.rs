@@ -91,7 +91,7 @@ fn what_is_no_store_is_refused() {
     let error = fails(&["compact", &folder.name("other")]);
     assert!(error.contains("not a Vellum store"), "{error}");
     let help = text(&["compact", "--help"]);
-    assert!(help.contains("Store::compact") && help.contains("--no-log"), "{help}");
+    assert!(help.contains("Store::control_socket") && help.contains("--no-log"), "{help}");
 }
 
 /// A signal ends a compaction after its current step, and the store opens.

@@ -49,12 +49,20 @@ impl Rounds {
 
     /// The next round, if there is time for it. There is at least one.
     pub(crate) fn next(&mut self, steps: u64) -> Option<Session> {
+        match self.done > 0 && self.begin.elapsed() >= self.time {
+            true => None,
+            false => self.next_over_time(steps),
+        }
+    }
+
+    /// The next round, however late it is, unless `VELLUM_STEPS` asks for one only.
+    pub(crate) fn next_over_time(&mut self, steps: u64) -> Option<Session> {
         if self.done == 1 {
             counters::assert_no_exmaps();
             counters::assert_no_morsels();
             self.memory = Some(Memory::now());
         }
-        if self.done > 0 && (self.steps.is_some() || self.begin.elapsed() >= self.time) {
+        if self.done > 0 && self.steps.is_some() {
             return None;
         }
         let seed = self.next;
