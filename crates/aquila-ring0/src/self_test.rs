@@ -3,7 +3,7 @@
 //! and needs a microsecond for each.
 #![allow(unsafe_code)]
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvm_bindings::{KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_IO};
 
@@ -41,16 +41,15 @@ pub(crate) fn run(guest: &Guest, processor: &mut Processor) -> Result<f64> {
         let found = format!("a sum in vector registers is {found} instead of 42");
         return Err(Error::Interpreted { found });
     }
-    let mut nanoseconds = f64::MAX;
-    for round in 0..MOST_ROUNDS {
-        if round >= ROUNDS && nanoseconds <= BOUND {
-            break;
-        }
+    let (mut fastest, mut rounds) = (Duration::MAX, 0);
+    let of_instruction = |round: Duration| round.as_secs_f64() * 1e9 / f64::from(2 * LOOP);
+    while rounds < ROUNDS || (of_instruction(fastest) > BOUND && rounds < MOST_ROUNDS) {
         let begun = Instant::now();
         next_exit(guest, processor)?;
-        let round = begun.elapsed().as_secs_f64() * 1e9 / f64::from(2 * LOOP);
-        nanoseconds = nanoseconds.min(round);
+        fastest = fastest.min(begun.elapsed());
+        rounds += 1;
     }
+    let nanoseconds = of_instruction(fastest);
     if nanoseconds > BOUND {
         let found = format!("an instruction takes {nanoseconds:.0} ns");
         return Err(Error::Interpreted { found });

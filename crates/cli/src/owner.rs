@@ -32,7 +32,7 @@ pub fn ask<T>(
     }
 }
 
-/// Whether nobody is there to answer.
+/// Whether no process listens at the control socket.
 fn has_no_owner(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::NotFound | ErrorKind::ConnectionRefused)
 }

@@ -76,7 +76,7 @@ struct Shared {
     core: Weak<StoreCore>,
     ends: AtomicBool,
     clients: Mutex<Vec<Weak<UnixStream>>>,
-    /// Each request that has the store has this, too.
+    /// Counts the requests that have the store: each has a clone of this.
     working: Arc<()>,
 }
 
@@ -271,9 +271,9 @@ fn serve(shared: &Shared, client: &UnixStream) -> io::Result<()> {
         return say(client, "failed only the user of the process and root may ask it");
     }
     say(client, GREETING)?;
-    let request = match Request::read(client)? {
+    let request = match Request::read(client) {
         Ok(request) => request,
-        Err(what) => return say(client, &format!("failed {what}")),
+        Err(error) => return say(client, &format!("failed {error}")),
     };
     let answer = match shared.core.upgrade() {
         Some(core) => perform(shared, client, &Store { core }, request),
@@ -367,39 +367,34 @@ impl Request {
         Ok(fields.map(|field| [field, &[0]].concat()).concat())
     }
 
-    /// The request that a client sends, or what is wrong with it.
-    fn read(client: &UnixStream) -> io::Result<Result<Request, String>> {
+    /// The request that a client sends.
+    ///
+    /// # Errors
+    /// What is wrong with it; the client has ended, or sends nothing for too long.
+    fn read(client: &UnixStream) -> io::Result<Request> {
         let mut input = BufReader::new(client.take(REQUEST_MAX));
-        let mut next = || -> io::Result<Result<Vec<u8>, String>> {
+        let mut next = || {
             let mut field = Vec::new();
             input.read_until(0, &mut field)?;
             match field.pop() {
-                Some(0) => Ok(Ok(field)),
-                _ => Ok(Err("the request is cut off, or too long".into())),
+                Some(0) => Ok(field),
+                _ => Err(io::Error::other("the request is cut off, or too long")),
             }
         };
-        let word = match next()? {
-            Ok(word) => word,
-            Err(what) => return Ok(Err(what)),
-        };
-        Ok(match &word[..] {
+        match &next()?[..] {
             b"compact" => Ok(Request::Compact),
-            b"backup" => {
-                let fields = [next()?, next()?, next()?, next()?];
-                fields
-                    .into_iter()
-                    .collect::<Result<Vec<_>, _>>()
-                    .and_then(|it| Self::of_fields(&it))
+            b"backup" => Self::backup_of_fields(&[next()?, next()?, next()?, next()?])
+                .map_err(io::Error::other),
+            word => {
+                let word = String::from_utf8_lossy(word);
+                Err(io::Error::other(format!("it knows no request '{word}'")))
             }
-            other => Err(format!("it knows no request '{}'", String::from_utf8_lossy(other))),
-        })
+        }
     }
 
-    /// The backup that these fields ask for.
-    fn of_fields(fields: &[Vec<u8>]) -> Result<Request, String> {
-        let [file, since, letters, rate] = fields else {
-            return Err("a backup has four fields".into());
-        };
+    /// The backup that these fields ask for, or what is wrong with them.
+    fn backup_of_fields(fields: &[Vec<u8>; 4]) -> Result<Request, String> {
+        let [file, since, letters, rate] = fields;
         let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
         let has = |letter| letters.contains(&letter);
         let (replace, check) = (has(b'r'), has(b'c'));
@@ -639,9 +634,9 @@ mod tests {
             let bytes = Request::backup_to_bytes(&file, &options).unwrap();
             let (one, other) = UnixStream::pair().unwrap();
             send_all(&one, &bytes).unwrap();
-            assert_eq!(Request::read(&other).unwrap(), Ok(Request::Backup { file, options }));
+            assert_eq!(Request::read(&other).unwrap(), Request::Backup { file, options });
             send_all(&one, b"compact\0").unwrap();
-            assert_eq!(Request::read(&other).unwrap(), Ok(Request::Compact));
+            assert_eq!(Request::read(&other).unwrap(), Request::Compact);
         }
     }
 
@@ -651,7 +646,7 @@ mod tests {
             let (one, other) = UnixStream::pair().unwrap();
             send_all(&one, bytes).unwrap();
             drop(one);
-            let said = Request::read(&other).unwrap().unwrap_err();
+            let said = Request::read(&other).unwrap_err().to_string();
             assert!(said.contains(what), "{said}");
         };
         refused(b"", "cut off");

@@ -7,7 +7,7 @@ use serde_json::json;
 use vellum::{CompactProgress, CompactReport};
 use vellum_pool::PAGE_SIZE;
 
-use crate::error::{AtStore, Outcome};
+use crate::error::{AtStore, Failure, Outcome};
 use crate::options::{Need, StoreArguments};
 use crate::output::Output;
 use crate::progress::DelayedProgress;
@@ -61,14 +61,18 @@ pub fn run(arguments: &Arguments) -> Outcome {
             })
         }
         report => report,
-    };
-    let report = report?;
+    }?;
     // Closing the store may have made the file shorter still.
     let after = path.metadata().map_or(report.bytes_after, |file| file.len());
     print(arguments, &report, before.max(report.bytes_before), after.min(report.bytes_after))?;
     match report.is_complete {
         true => Ok(()),
-        false => interrupt::check(),
+        false => {
+            interrupt::check()?;
+            let what =
+                "the process that has the store open ended the compaction early: run it again";
+            Err(Failure::message(what))
+        }
     }
 }
 
