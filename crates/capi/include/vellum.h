@@ -574,10 +574,10 @@ int vellum_store_check(const vellum_store *store, uint32_t flags, vellum_progres
 int vellum_store_compact(const vellum_store *store, vellum_progress progress, void *argument);
 
 /*
- * Lets other processes of the same user, and of root, have this one back the store up and compact it
- * while it is open: `vellum backup` and `vellum compact`. `path` is the path of the store's file; the
- * socket is `path`.control. Threads of the library do the work, with the rights of this process. The
- * socket does not keep the store open.
+ * Lets other processes of the same user, and of root, have this one work for them while it has the
+ * store open: `vellum backup`, `compact`, `stat` and `resize-pool`. `path` is the path of the store's
+ * file; the socket is `path`.control. Threads of the library do the work, with the rights of this
+ * process. The socket does not keep the store open.
  *
  * -EINVAL  the file is not that of this store
  * -EROFS   the store is open read-only: other processes back it up themselves

@@ -74,9 +74,22 @@ pub fn columns(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
+/// A line for each name with its value, all values one below the other.
+pub fn fields(fields: &[(&str, String)]) -> Vec<String> {
+    let width = fields.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    fields.iter().map(|(name, value)| format!("{name:<width$}  {value}")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_below_each_other() {
+        let lines = fields(&[("a", "b c".into()), ("name", "1".into())]);
+        assert_eq!(lines, ["a     b c", "name  1"]);
+        assert!(fields(&[]).is_empty());
+    }
 
     #[test]
     fn columns_are_aligned() {

@@ -1,4 +1,4 @@
-//! Commands that the process which has the store open does for this one.
+//! Work on a store that another process may have open.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -7,32 +7,62 @@ use vellum::Error;
 
 use crate::error::{AtStore, Failure, Outcome};
 
-/// The store could not be opened. If another process has it open, asks that one; `does` says what a
-/// process without a control socket does itself, such as "backs it up itself (Store::backup)".
+/// Has the process that has the store open do the work, by the request `there`, if one answers;
+/// does it `here` otherwise. `does` says what a process without a control socket does itself, such
+/// as "backs it up itself (Store::backup)".
 ///
 /// # Errors
-/// The failure, if it had another cause; what the other process says.
-pub fn ask<T>(
+/// What the other process says, or the failure here.
+pub fn there_or_here<T>(
     path: &Path,
-    failure: Failure,
     does: &str,
-    request: impl FnOnce() -> vellum::Result<T>,
+    there: impl FnOnce() -> vellum::Result<T>,
+    here: impl FnOnce() -> Outcome<T>,
 ) -> Outcome<T> {
-    let Failure::Store { source: Error::InUse(what), .. } = failure else {
-        return Err(failure);
+    let unanswered = match there() {
+        Err(Error::Control { source, .. }) if !is_of_owner(source.kind()) => source,
+        answer => return answer.at(path),
     };
-    match request() {
-        Err(Error::Control { source, .. }) if has_no_owner(source.kind()) => {
-            Err(Failure::message(format!(
-                "{what}; a program that has a store open {does}, or for this command if it has a \
-                 control socket (Store::control_socket); or wait for it with --wait"
-            )))
+    match here() {
+        Err(Failure::Store { source: Error::InUse(what), .. }) => {
+            Err(Failure::message(match unanswered.kind() {
+                ErrorKind::PermissionDenied => {
+                    format!("{what}, which only its user and root may ask ({unanswered})")
+                }
+                _ => format!(
+                    "{what}; a program that has a store open {does}, or for this command if it has \
+                     a control socket (Store::control_socket); or wait for it with --wait"
+                ),
+            }))
+        }
+        done => done,
+    }
+}
+
+/// Has the process that has the store open do the work, by the request `there`.
+///
+/// # Errors
+/// No process answers; what it says.
+pub fn there<T>(path: &Path, there: impl FnOnce() -> vellum::Result<T>) -> Outcome<T> {
+    match there() {
+        Err(Error::Control { source, .. })
+            if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>
+        {
+            let shown = path.display();
+            Err(Failure::message(match path.exists() {
+                true => format!(
+                    "{shown}: no process answers for it: one must have it open for writing, and a \
+                     control socket (Store::control_socket)"
+                ),
+                false => format!("{shown} does not exist"),
+            }))
         }
         answer => answer.at(path),
     }
 }
 
-/// Whether no process listens at the control socket.
-fn has_no_owner(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+/// Whether a process that has the store open answered, and then failed to go on.
+fn is_of_owner(kind: ErrorKind) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionReset, Other, TimedOut, UnexpectedEof};
+    matches!(kind, BrokenPipe | ConnectionReset | Other | TimedOut | UnexpectedEof)
 }

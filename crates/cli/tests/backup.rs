@@ -74,6 +74,66 @@ fn a_process_that_has_the_store_open_compacts_it() {
     assert_eq!(open.tree("main").unwrap().get(b"greeting").unwrap().unwrap().as_ref(), b"hello");
 }
 
+/// Containers have namespaces of processes: the owner's number is 0 in that of the command.
+#[test]
+fn a_process_in_another_container_is_asked() {
+    let folder = Folder::new();
+    let path = store(&folder);
+    let open = vellum::Store::open(&path, &vellum::Options::new()).unwrap();
+    let _control = open.control_socket(&path).unwrap();
+    let vellum = env!("CARGO_BIN_EXE_vellum");
+    let contained = |arguments: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--pid", "--fork", vellum]).args(arguments);
+        let said = command.output().unwrap();
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        String::from_utf8(said.stdout).unwrap()
+    };
+    let said = contained(&["backup", &path, &folder.name("full")]);
+    assert!(said.ends_with("; checked\n"), "{said}");
+    let said = contained(&["stat", &path]);
+    assert!(said.contains("one of another container"), "{said}");
+}
+
+#[test]
+fn the_state_of_an_open_store_is_shown_and_its_pool_resized() {
+    let folder = Folder::new();
+    let path = store(&folder);
+    let options = vellum::Options::new().pool_bytes(4 << 20).max_pool_bytes(16 << 20);
+    let open = vellum::Store::open(&path, &options).unwrap();
+    let error = fails(&["stat", &path, "--wait", "0"]);
+    assert!(error.contains("in use") && error.contains("Store::control_socket"), "{error}");
+    let error = fails(&["resize-pool", &path, "8MiB"]);
+    assert!(error.contains("no process answers") && error.contains("control socket"), "{error}");
+    let control = open.control_socket(&path).unwrap();
+    let said = text(&["resize-pool", &path, "8MiB"]);
+    assert!(said.ends_with("the pool has 8.0 MiB now\n"), "{said}");
+    let said = text(&["resize-pool", &path, "12MiB", "--json"]);
+    assert_eq!(said, "{\"pool_bytes\":12582912}\n");
+    let error = fails(&["resize-pool", &path, "1GiB"]);
+    assert!(error.contains("the process that has the store open says"), "{error}");
+    let view = open.snapshot().unwrap();
+    let said = text(&["stat", &path]);
+    let process = std::process::id().to_string();
+    let is_process = |line: &str| line.starts_with("open in process") && line.ends_with(&process);
+    assert!(said.lines().any(is_process) && said.contains("1, the oldest for"), "{said}");
+    let told: serde_json::Value = serde_json::from_str(&text(&["stat", &path, "--json"])).unwrap();
+    assert_eq!((&told["pool_bytes"], &told["views"]), (&(12 << 20).into(), &1.into()), "{told}");
+    assert!(told["pool"]["misses"].as_u64() > Some(0) && told["oldest_view_seconds"].is_f64());
+    let error = fails(&["stat", &path, "--full", "--wait", "0"]);
+    assert!(error.contains("in use"), "{error}");
+    // The socket alone is no owner.
+    drop(view);
+    open.close().unwrap();
+    let said = text(&["stat", &path]);
+    assert!(!said.contains("open in process"), "{said}");
+    let error = fails(&["resize-pool", &path, "8MiB"]);
+    assert!(error.contains("no process answers"), "{error}");
+    drop(control);
+    let error = fails(&["resize-pool", &folder.name("none"), "8MiB"]);
+    assert!(error.contains("does not exist"), "{error}");
+}
+
 #[test]
 fn a_backup_and_its_increments_become_the_store_again() {
     let folder = Folder::new();

@@ -3,13 +3,15 @@
 //!
 //! The socket lies beside the store's file, as `NAME.control`. A request is a word and its fields,
 //! each ended by a NUL: `backup`, with the file to make, the base of an increment or nothing,
-//! letters for the options, and the limit of bytes in a second or nothing; or `compact`. The answer
-//! is lines: [`GREETING`], then `progress` with numbers now and then, and at the end `done` with
-//! the report, or `failed` with the error. A client that sends an end of file ends its request.
+//! letters for the options, and the limit of bytes in a second or nothing; `compact`; `stat`;
+//! `resize-pool`, with the bytes. The answer is lines: [`GREETING`], then `progress` with numbers
+//! now and then, and at the end `done` with the report, `failed` with the error, or [`CLOSED`]. A
+//! client that sends an end of file ends its request.
 //!
 //! Both sides ask the kernel who the other one is. The owner of the store serves its own user and
 //! root; a client believes root, its own user, and the owner of the store's file.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Read as _};
@@ -27,20 +29,24 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use rustix::process::geteuid;
+use vellum_pool::{Latency, PAGE_SIZE, PoolStats, Translation};
 
 use crate::backup::{BackupOptions, BackupProgress, BackupReport};
 use crate::error::{Error, Result};
-use crate::store::Store;
+use crate::peer::Peer;
 use crate::store::compact::{CompactProgress, CompactReport};
 use crate::store::core::StoreCore;
 use crate::store::header::{Header, HeaderPage};
+use crate::store::{Store, StoreStat};
 use crate::sync::lock;
 
 /// What the owner says first: who answers, and by which version of these messages.
 const GREETING: &str = "vellum 1";
+
+/// The owner's answer once it is none: it has closed the store.
+const CLOSED: &str = "closed";
 
 /// How long one side waits for a message that the other one owes it, or for room to send one.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -81,10 +87,11 @@ struct Shared {
 }
 
 impl Store {
-    /// Lets other processes of the same user, and of root, have this one back the store up and
-    /// compact it while it is open: `vellum backup`, `vellum compact`, [`request_backup`],
-    /// [`request_compact`]. `path` is the path of the store's file; the socket is `PATH.control`.
-    /// Threads of this process do the work, with its rights.
+    /// Lets other processes of the same user, and of root, have this one work for them while it has
+    /// the store open: the commands `vellum backup`, `compact`, `stat` and `resize-pool`, and the
+    /// functions [`request_backup`], [`request_compact`], [`request_stat`] and
+    /// [`request_resize_pool`]. `path` is the path of the store's file; the socket is
+    /// `PATH.control`. Threads of this process do the work, with its rights.
     ///
     /// The socket does not keep the store open. Once the store is closed, requests fail. A second
     /// socket of the store takes the place of the first.
@@ -128,7 +135,7 @@ impl Store {
 /// Whether the file has a header of this store, and is locked, as that of an open store is. So a
 /// copy or a backup is another file, unless it is open as well.
 fn is_of_store(path: &Path, store_id: u128) -> io::Result<bool> {
-    let mut pages = [[0; vellum_pool::PAGE_SIZE]; 2];
+    let mut pages = [[0; PAGE_SIZE]; 2];
     // A pipe by this name must not keep the caller waiting.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
@@ -266,8 +273,8 @@ fn accept<'s>(shared: &'s Shared, scope: &'s thread::Scope<'s, '_>) {
 fn serve(shared: &Shared, client: &UnixStream) -> io::Result<()> {
     client.set_write_timeout(Some(PATIENCE))?;
     client.set_read_timeout(Some(PATIENCE))?;
-    let user = socket_peercred(client)?.uid;
-    if !user.is_root() && user != geteuid() {
+    let user = Peer::of(client)?.user;
+    if user != 0 && user != geteuid().as_raw() {
         return say(client, "failed only the user of the process and root may ask it");
     }
     say(client, GREETING)?;
@@ -276,8 +283,11 @@ fn serve(shared: &Shared, client: &UnixStream) -> io::Result<()> {
         Err(error) => return say(client, &format!("failed {error}")),
     };
     let answer = match shared.core.upgrade() {
-        Some(core) => perform(shared, client, &Store { core }, request),
-        None => "failed the store is closed".into(),
+        // Handles keep the memory of a store that was closed by another one.
+        Some(core) if core.pages.check_open().is_ok() => {
+            perform(shared, client, &Store { core }, request)
+        }
+        _ => CLOSED.into(),
     };
     say(client, &answer)
 }
@@ -312,6 +322,10 @@ fn perform(shared: &Shared, client: &UnixStream, store: &Store, request: Request
                 tell(&[u64::from(pass), pages_seen, pages_total, pages_moved])
             })
             .map(|report| compaction_to_words(&report)),
+        Request::Stat => store
+            .stat()
+            .map(|stat| stat_to_words(&stat, &store.pool_stats(), store.pool().translation())),
+        Request::ResizePool { bytes } => store.resize_pool(bytes).map(|()| String::new()),
     };
     done.map_or_else(|error| format!("failed {error}"), |words| format!("done {words}"))
 }
@@ -344,6 +358,8 @@ fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
 enum Request {
     Backup { file: PathBuf, options: BackupOptions },
     Compact,
+    Stat,
+    ResizePool { bytes: u64 },
 }
 
 impl Request {
@@ -383,6 +399,11 @@ impl Request {
         };
         match &next()?[..] {
             b"compact" => Ok(Request::Compact),
+            b"stat" => Ok(Request::Stat),
+            b"resize-pool" => match number(&next()?) {
+                Some(bytes) => Ok(Request::ResizePool { bytes }),
+                None => Err(io::Error::other("the size is no number")),
+            },
             b"backup" => Self::backup_of_fields(&[next()?, next()?, next()?, next()?])
                 .map_err(io::Error::other),
             word => {
@@ -406,14 +427,18 @@ impl Request {
             options = options.since(path(since));
         }
         if !rate.is_empty() {
-            let rate = std::str::from_utf8(rate).ok().and_then(|rate| rate.parse().ok());
-            options = options.bytes_per_second(rate.ok_or("the limit is no number")?);
+            options = options.bytes_per_second(number(rate).ok_or("the limit is no number")?);
         }
         match path(file) {
             file if file.is_absolute() => Ok(Request::Backup { file, options }),
             _ => Err("the file has no absolute path".into()),
         }
     }
+}
+
+/// The number that a field of a request has.
+fn number(field: &[u8]) -> Option<u64> {
+    std::str::from_utf8(field).ok()?.parse().ok()
 }
 
 fn to_words(numbers: &[u64]) -> String {
@@ -471,15 +496,114 @@ fn compaction_of_words(words: &str) -> Option<CompactReport> {
     })
 }
 
+/// The state of a store, as words `name=number`. A program of another version may know others: it
+/// ignores those that it does not know, and takes 0 for those that are missing.
+fn stat_to_words(store: &StoreStat, pool: &PoolStats, translation: Translation) -> String {
+    let mut numbers = vec![
+        ("store_id_high", (store.store_id >> 64) as u64),
+        ("store_id_low", store.store_id as u64),
+        ("format_version", store.format_version.into()),
+        ("page_bytes", store.page_bytes.into()),
+        ("file_pages", store.file_pages),
+        ("used_pages", store.used_pages),
+        ("free_pages", store.free_pages),
+        ("pool_bytes", store.pool_bytes),
+        ("trees", store.trees),
+        ("clean", store.clean.into()),
+        ("views", store.views),
+        ("has_view", store.oldest_view.is_some().into()),
+        ("oldest_view_micros", store.oldest_view.map_or(0, to_micros)),
+        ("version_bytes", store.version_bytes),
+        ("table", (translation == Translation::Table).into()),
+    ];
+    let mut pool = *pool;
+    numbers.extend(pool_numbers(&mut pool).map(|(name, number)| (name, *number)));
+    for (names, latency) in LATENCIES.into_iter().zip([pool.read_latency, pool.write_latency]) {
+        let Latency { count, mean, p50, p99, p999, max } = latency;
+        let times = [mean, p50, p99, p999, max].map(to_nanos);
+        numbers.push((names[0], count));
+        numbers.extend(names[1..].iter().copied().zip(times));
+    }
+    let words: Vec<_> = numbers.iter().map(|(name, number)| format!("{name}={number}")).collect();
+    words.join(" ")
+}
+
+fn stat_of_words(words: &str, process: u32) -> Option<OwnerStat> {
+    let numbers: Option<HashMap<&str, u64>> = words
+        .split(' ')
+        .map(|word| word.split_once('=').and_then(|(name, it)| Some((name, it.parse().ok()?))))
+        .collect();
+    let numbers = numbers?;
+    let get = |name| numbers.get(name).copied().unwrap_or(0);
+    let oldest_view = Duration::from_micros(get("oldest_view_micros"));
+    let store = StoreStat {
+        store_id: u128::from(get("store_id_high")) << 64 | u128::from(get("store_id_low")),
+        format_version: u32::try_from(get("format_version")).ok()?,
+        page_bytes: u32::try_from(get("page_bytes")).ok()?,
+        file_pages: get("file_pages"),
+        used_pages: get("used_pages"),
+        free_pages: get("free_pages"),
+        pool_bytes: get("pool_bytes"),
+        trees: get("trees"),
+        clean: get("clean") == 1,
+        views: get("views"),
+        oldest_view: (get("has_view") == 1).then_some(oldest_view),
+        version_bytes: get("version_bytes"),
+    };
+    let mut pool = PoolStats::default();
+    for (name, number) in pool_numbers(&mut pool) {
+        *number = get(name);
+    }
+    [pool.read_latency, pool.write_latency] = LATENCIES.map(|[count, times @ ..]| {
+        let [mean, p50, p99, p999, max] = times.map(|name| Duration::from_nanos(get(name)));
+        Latency { count: get(count), mean, p50, p99, p999, max }
+    });
+    let translation = if get("table") == 1 { Translation::Table } else { Translation::Mmu };
+    Some(OwnerStat { process, store, pool, translation })
+}
+
+/// The names of a pool's counters in a report.
+fn pool_numbers(pool: &mut PoolStats) -> [(&'static str, &mut u64); 17] {
+    [
+        ("capacity_frames", &mut pool.capacity_frames),
+        ("resident_frames", &mut pool.resident_frames),
+        ("resident_frames_peak", &mut pool.resident_frames_peak),
+        ("hits", &mut pool.hits),
+        ("misses", &mut pool.misses),
+        ("prefetches", &mut pool.prefetches),
+        ("evictions", &mut pool.evictions),
+        ("evictions_inline", &mut pool.evictions_inline),
+        ("release_batches", &mut pool.release_batches),
+        ("write_backs", &mut pool.write_backs),
+        ("restarts", &mut pool.restarts),
+        ("starvations", &mut pool.starvations),
+        ("lock_waits", &mut pool.lock_waits),
+        ("frame_waits", &mut pool.frame_waits),
+        ("allocations", &mut pool.allocations),
+        ("frees", &mut pool.frees),
+        ("repairs", &mut pool.repairs),
+    ]
+}
+
+/// The names of a pool's latencies in a report: the number of operations, then the times.
+const LATENCIES: [[&str; 6]; 2] = [
+    ["reads", "read_mean", "read_p50", "read_p99", "read_p999", "read_max"],
+    ["writes", "write_mean", "write_p50", "write_p99", "write_p999", "write_max"],
+];
+
+fn to_nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Has the process that has the store in the file `store` open back it up, as [`Store::backup`]
 /// does there. It must answer requests ([`Store::control_socket`]). The backup belongs to its user.
 /// This process may end the backup by `progress`, and ends it when it ends itself.
 ///
 /// # Errors
 /// [`Control`](Error::Control) if no process answers requests for this store, with
-/// [`NotFound`](ErrorKind::NotFound) or [`ConnectionRefused`](ErrorKind::ConnectionRefused), or if
-/// it ends; [`Owner`](Error::Owner) with what it says, if the backup fails;
-/// [`Cancelled`](Error::Cancelled).
+/// [`NotFound`](ErrorKind::NotFound) or [`ConnectionRefused`](ErrorKind::ConnectionRefused), if
+/// this one may not ask it, with [`PermissionDenied`](ErrorKind::PermissionDenied), or if it ends;
+/// [`Owner`](Error::Owner) with what it says, if the backup fails; [`Cancelled`](Error::Cancelled).
 pub fn request_backup(
     store: impl AsRef<Path>,
     path: impl AsRef<Path>,
@@ -489,7 +613,7 @@ pub fn request_backup(
     let (store, path) = (store.as_ref(), path.as_ref());
     let request = Request::backup_to_bytes(path, options).map_err(|error| failed(store, error))?;
     let mut shown = BackupProgress { bytes_done: 0, bytes_total: 0 };
-    let done = ask(store, &request, &mut |words| {
+    let (_, done) = ask(store, &request, &mut |words| {
         if let Some([bytes_done, bytes_total]) = words.and_then(of_words) {
             shown = BackupProgress { bytes_done, bytes_total };
         }
@@ -504,6 +628,52 @@ pub fn request_backup(
     })
 }
 
+/// A store that another process has open ([`request_stat`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OwnerStat {
+    /// The number of that process; 0 if it is in another namespace of processes, as of another
+    /// container.
+    pub process: u32,
+    /// What [`Store::stat`] returns there.
+    pub store: StoreStat,
+    /// What [`Store::pool_stats`] returns there.
+    pub pool: PoolStats,
+    /// How it finds the memory of a tree page that becomes resident now.
+    pub translation: Translation,
+}
+
+/// Asks the process that has the store in the file `store` open for the state of the store there.
+/// It must answer requests ([`Store::control_socket`]).
+///
+/// # Errors
+/// As for [`request_backup`], except that nothing is cancelled: a process that does not answer
+/// within ten seconds is a [`Control`](Error::Control) error.
+pub fn request_stat(store: impl AsRef<Path>) -> Result<OwnerStat> {
+    let (store, began) = (store.as_ref(), Instant::now());
+    let answer = ask(store, b"stat\0", &mut |_| match began.elapsed() > PATIENCE {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    });
+    let (owner, done) = answer.map_err(|error| match error {
+        Error::Cancelled => failed(store, ErrorKind::TimedOut.into()),
+        error => error,
+    })?;
+    stat_of_words(&done, owner.process).ok_or_else(|| bad_report(store, &done))
+}
+
+/// Has the process that has the store in the file `store` open change the size of its pool, in
+/// bytes, as [`Store::resize_pool`] does there. It must answer requests
+/// ([`Store::control_socket`]). Returns when the pool has its new size.
+///
+/// # Errors
+/// As for [`request_backup`], except that nothing is cancelled. After an
+/// [`Owner`](Error::Owner) error the pool has its old size.
+pub fn request_resize_pool(store: impl AsRef<Path>, bytes: u64) -> Result<()> {
+    let request = format!("resize-pool\0{bytes}\0");
+    ask(store.as_ref(), request.as_bytes(), &mut |_| ControlFlow::Continue(())).map(drop)
+}
+
 /// Has the process that has the store in the file `store` open compact it, as [`Store::compact`]
 /// does there. It must answer requests ([`Store::control_socket`]). This process may end the
 /// compaction by `progress`, and ends it when it ends itself. What has moved stays where it is.
@@ -516,14 +686,13 @@ pub fn request_compact(
 ) -> Result<CompactReport> {
     let store = store.as_ref();
     let mut shown = CompactProgress { pass: 0, pages_seen: 0, pages_total: 0, pages_moved: 0 };
-    let done = ask(store, b"compact\0", &mut |words| {
+    let (_, done) = ask(store, b"compact\0", &mut |words| {
         if let Some([pass, pages_seen, pages_total, pages_moved]) = words.and_then(of_words) {
             shown = CompactProgress { pass: pass as u32, pages_seen, pages_total, pages_moved };
         }
         progress(shown)
     })?;
-    let what = || failed(store, io::Error::other(format!("its report is '{done}'")));
-    compaction_of_words(&done).ok_or_else(what)
+    compaction_of_words(&done).ok_or_else(|| bad_report(store, &done))
 }
 
 fn failed(store: &Path, source: io::Error) -> Error {
@@ -533,15 +702,19 @@ fn failed(store: &Path, source: io::Error) -> Error {
     }
 }
 
-/// Asks the process that has the store open, and returns its report. Calls `tell` with the progress
-/// when there is news, and now and then without.
+fn bad_report(store: &Path, report: &str) -> Error {
+    failed(store, io::Error::other(format!("its report is '{report}'")))
+}
+
+/// Asks the process that has the store open, and returns which it is and its report. Calls `tell`
+/// with the progress when there is news, and now and then without.
 fn ask(
     store: &Path,
     request: &[u8],
     tell: &mut dyn FnMut(Option<&str>) -> ControlFlow<()>,
-) -> Result<String> {
+) -> Result<(Peer, String)> {
     let failed = |error| failed(store, error);
-    let stream = connect(store).map_err(failed)?;
+    let (peer, stream) = connect(store).map_err(failed)?;
     let mut owner = Owner { lines: BufReader::new(&stream), line: Vec::new() };
     let (began, mut is_greeted, mut cancelled) = (Instant::now(), false, None::<Instant>);
     loop {
@@ -561,9 +734,13 @@ fn ask(
             }
             None => None,
             Some(("progress", words)) if is_greeted => Some(words),
-            Some(("done", words)) if is_greeted => return Ok(words.into()),
+            Some(("done", words)) if is_greeted => return Ok((peer, words.into())),
             Some(("failed", _)) if cancelled.is_some() => return Err(Error::Cancelled),
             Some(("failed", what)) => return Err(Error::Owner(what.into())),
+            Some((CLOSED, _)) => {
+                let what = "it has closed the store";
+                return Err(failed(io::Error::new(ErrorKind::ConnectionRefused, what)));
+            }
             Some((word, _)) => return Err(failed(io::Error::other(format!("it says '{word}'")))),
         };
         match cancelled {
@@ -581,15 +758,16 @@ fn ask(
 }
 
 /// Connects to the process that has a store open, if that is one to believe.
-fn connect(store: &Path) -> io::Result<UnixStream> {
+fn connect(store: &Path) -> io::Result<(Peer, UnixStream)> {
     let stream = by_short_path(&place_of(store)?, |short| UnixStream::connect(short))?;
     stream.set_read_timeout(Some(PAUSE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let (user, owner) = (socket_peercred(&stream)?.uid, fs::metadata(store)?.uid());
-    if !user.is_root() && user != geteuid() && user.as_raw() != owner {
-        return Err(io::Error::other("the socket belongs to another user than the store"));
+    let peer = Peer::of(&stream)?;
+    if ![0, geteuid().as_raw(), fs::metadata(store)?.uid()].contains(&peer.user) {
+        let what = "the control socket belongs to another user than the store";
+        return Err(io::Error::new(ErrorKind::PermissionDenied, what));
     }
-    Ok(stream)
+    Ok((peer, stream))
 }
 
 /// What the owner of the store says.
@@ -637,6 +815,11 @@ mod tests {
             assert_eq!(Request::read(&other).unwrap(), Request::Backup { file, options });
             send_all(&one, b"compact\0").unwrap();
             assert_eq!(Request::read(&other).unwrap(), Request::Compact);
+            send_all(&one, b"stat\0").unwrap();
+            assert_eq!(Request::read(&other).unwrap(), Request::Stat);
+            send_all(&one, b"resize-pool\x0018446744073709551615\0").unwrap();
+            let most = Request::ResizePool { bytes: u64::MAX };
+            assert_eq!(Request::read(&other).unwrap(), most);
         }
     }
 
@@ -652,7 +835,11 @@ mod tests {
         refused(b"", "cut off");
         refused(b"backup\0/file\0\0c", "cut off");
         refused(&[b'x'; 20_000], "too long");
-        refused(b"stat\0", "no request 'stat'");
+        refused(b"open\0", "no request 'open'");
+        refused(b"resize-pool\0", "cut off");
+        for size in ["", "-1", "1.5", " 1", "18446744073709551616"] {
+            refused(format!("resize-pool\0{size}\0").as_bytes(), "no number");
+        }
         refused(b"compact", "cut off");
         refused(b"backup\0file\0\0\0\0", "no absolute path");
         refused(b"backup\0\0\0\0\0", "no absolute path");
@@ -683,6 +870,45 @@ mod tests {
         assert_eq!(compaction_of_words(&compaction_to_words(&compaction)), Some(compaction));
         for words in ["", "1", "1 2 3 4 5 x", "1 2 3 4 5 -6", "1 2 3 4 5 6 7"] {
             assert_eq!(compaction_of_words(words), None, "{words}");
+        }
+    }
+
+    #[test]
+    fn a_state_is_read_as_it_was_sent() {
+        let store = StoreStat {
+            store_id: u128::MAX - 7,
+            format_version: 1,
+            page_bytes: 2,
+            file_pages: 3,
+            used_pages: 4,
+            free_pages: 5,
+            pool_bytes: u64::MAX,
+            trees: 7,
+            clean: true,
+            views: 8,
+            oldest_view: Some(Duration::ZERO),
+            version_bytes: 9,
+        };
+        let mut pool = PoolStats::default();
+        for ((_, number), value) in pool_numbers(&mut pool).into_iter().zip(10..) {
+            *number = value;
+        }
+        let latency = |first: u64| {
+            let time = |at| Duration::from_nanos(first + at);
+            let [mean, p50, p99, p999, max] = [1, 2, 3, 4, 5].map(time);
+            Latency { count: first, mean, p50, p99, p999, max }
+        };
+        (pool.read_latency, pool.write_latency) = (latency(100), latency(200));
+        for translation in [Translation::Table, Translation::Mmu] {
+            let words = stat_to_words(&store, &pool, translation);
+            let same = OwnerStat { process: 1, store, pool, translation };
+            assert_eq!(stat_of_words(&words, 1), Some(same));
+            // Of a later version.
+            assert_eq!(stat_of_words(&(words + " newer=1"), 1), Some(same));
+        }
+        assert_eq!(stat_of_words("trees=7", 1).unwrap().store.trees, 7);
+        for words in ["", "trees", "trees=", "trees=x", "7", "page_bytes=4294967296"] {
+            assert_eq!(stat_of_words(words, 1), None, "{words}");
         }
     }
 

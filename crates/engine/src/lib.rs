@@ -40,6 +40,7 @@ mod error;
 mod key;
 pub mod node;
 pub mod page;
+mod peer;
 mod planted;
 mod redo;
 mod store;
@@ -55,7 +56,9 @@ mod versions_tests;
 pub use backup::{
     BackupOptions, BackupProgress, BackupReport, RestoreOptions, RestoreReport, restore,
 };
-pub use control::{ControlSocket, request_backup, request_compact};
+pub use control::{
+    ControlSocket, OwnerStat, request_backup, request_compact, request_resize_pool, request_stat,
+};
 pub use error::{Error, Result};
 #[cfg(feature = "testing")]
 pub use planted::{StoreBug, plant};
@@ -79,5 +82,6 @@ pub use vellum_pool::device::{
     Device, DeviceError, DeviceInfo, Direct, FileDevice, FileOptions, MemoryDevice,
 };
 pub use vellum_pool::{
-    BackendChoice, BackendKind, PageId, PageRef, PoolStats, Replacement, StatePlace, Translation,
+    BackendChoice, BackendKind, Latency, PageId, PageRef, PoolStats, Replacement, StatePlace,
+    Translation,
 };

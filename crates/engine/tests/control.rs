@@ -14,8 +14,8 @@ use std::thread;
 
 use tempfile::TempDir;
 use vellum::{
-    BackupOptions, BackupReport, Error, MemoryDevice, Options, RestoreOptions, Store,
-    request_backup, request_compact, restore,
+    BackupOptions, BackupReport, Error, MemoryDevice, Options, RestoreOptions, Store, StoreStat,
+    request_backup, request_compact, request_resize_pool, request_stat, restore,
 };
 use vellum_testing::patience::eventually;
 
@@ -63,6 +63,65 @@ fn slow_request(store: &Path, to: &Path, begun: &AtomicBool) -> Result<BackupRep
         begun.fetch_or(progress.bytes_done > 0, Ordering::AcqRel);
         ControlFlow::Continue(())
     })
+}
+
+#[test]
+fn the_owner_tells_the_state_of_the_store() {
+    let (_folder, path, store) = store_of(6000);
+    assert_eq!(kind(&request_stat(&path).unwrap_err()), Some(ErrorKind::NotFound));
+    let _control = store.control_socket(&path).unwrap();
+    let view = store.snapshot().unwrap();
+    fill(&store, 0..10);
+    let told = request_stat(&path).unwrap();
+    assert_eq!(told.process, std::process::id());
+    let (here, pool) = (store.stat().unwrap(), store.pool_stats());
+    let age = |stat: &StoreStat| stat.oldest_view.unwrap();
+    assert!(age(&told.store) <= age(&here));
+    // Only the age goes on.
+    let mut same = told.store;
+    same.oldest_view = here.oldest_view;
+    assert_eq!(same, here);
+    assert!(here.views == 1 && here.version_bytes > 0 && !here.clean, "{here:?}");
+    assert!(told.pool.hits > 0 && told.pool.hits <= pool.hits, "{told:?}");
+    assert!(told.pool.evictions > 0 && told.pool.write_latency.count > 0, "{told:?}");
+    assert_eq!(told.translation, store.pool().translation());
+    drop(view);
+    let told = request_stat(&path).unwrap().store;
+    assert_eq!((told.views, told.oldest_view), (0, None));
+}
+
+#[test]
+fn the_owner_changes_the_size_of_its_pool() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.vellum");
+    let store = Store::create(&path, &options().max_pool_bytes(16 << 20)).unwrap();
+    let error = request_resize_pool(&path, 8 << 20).unwrap_err();
+    assert_eq!(kind(&error), Some(ErrorKind::NotFound));
+    let _control = store.control_socket(&path).unwrap();
+    fill(&store, 0..10_000);
+    for bytes in [16 << 20, 1 << 20, 4 << 20] {
+        request_resize_pool(&path, bytes).unwrap();
+        assert_eq!(store.stat().unwrap().pool_bytes, bytes);
+    }
+    for bytes in [0, 1, 17 << 20, 1 << 60, u64::MAX] {
+        let error = request_resize_pool(&path, bytes).unwrap_err();
+        assert!(matches!(&error, Error::Owner(_)), "{error}");
+        assert_eq!(store.stat().unwrap().pool_bytes, 4 << 20);
+    }
+    store.close().unwrap();
+    assert_eq!(entries(&path), 10_000);
+}
+
+/// A handle keeps the memory of the store, and the file may be open elsewhere by now.
+#[test]
+fn a_store_that_was_closed_has_no_owner() {
+    let (_folder, path, store) = store_of(10);
+    let _control = store.control_socket(&path).unwrap();
+    let tree = store.tree("numbers").unwrap();
+    store.close().unwrap();
+    assert_eq!(kind(&request_stat(&path).unwrap_err()), Some(ErrorKind::ConnectionRefused));
+    drop(tree);
+    assert_eq!(kind(&request_stat(&path).unwrap_err()), Some(ErrorKind::ConnectionRefused));
 }
 
 /// Why a process could not be asked.
@@ -183,7 +242,7 @@ fn requests_end_with_their_socket_and_with_their_store() {
         assert!(matches!(&error, Error::Owner(what) if what.contains("is closed")), "{error}");
     });
     let error = request(&path, &to, &BackupOptions::new()).unwrap_err();
-    assert!(matches!(&error, Error::Owner(what) if what.contains("is closed")), "{error}");
+    assert_eq!(kind(&error), Some(ErrorKind::ConnectionRefused), "{error}");
     // The next owner has a socket of its own by this name, which stays.
     let store = Store::open(&path, &options()).unwrap();
     let newer = store.control_socket(&path).unwrap();
@@ -291,7 +350,7 @@ fn clients_that_say_nonsense_or_nothing_disturb_nobody() {
     };
     let said = answer(b"GET / HTTP/1.1\r\n\r\n");
     assert!(said.starts_with("vellum 1\nfailed the request is cut off"), "{said}");
-    assert!(answer(b"stat\0").contains("failed it knows no request 'stat'"));
+    assert!(answer(b"open\0").contains("failed it knows no request 'open'"));
     assert!(answer(b"backup\0relative\0\0\0\0").contains("no absolute path"));
     answer(&vec![0xff; 1 << 20]);
     answer(b"");

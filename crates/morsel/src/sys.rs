@@ -144,6 +144,21 @@ pub(crate) unsafe fn read_at(
     usize::try_from(read).map_err(|_| last_error())
 }
 
+/// The effective user of the process at the other side of a socket, when it connected.
+/// (`socket_peercred` of rustix 1.1 takes the number of a process of another namespace, which is 0,
+/// for an error.)
+pub(crate) fn peer_user(socket: BorrowedFd<'_>) -> Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    let place = (&raw mut peer).cast();
+    // SAFETY: the kernel writes at most `bytes` bytes to `peer`, whose fields are integers.
+    match unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, place, &raw mut bytes) } {
+        0 => Ok(peer.uid),
+        _ => Err(last_error()),
+    }
+}
+
 /// The error of the last call that failed.
 fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)

@@ -43,8 +43,8 @@ impl From<CheckReport> for PyCheck {
     }
 }
 
-/// Where other processes have this one back its store up, or compact it, while it is open: vellum
-/// backup and vellum compact. Store.control_socket() makes one; close(), or the end of a with
+/// Where other processes have this one work for them while it has its store open: vellum backup,
+/// compact, stat and resize-pool. Store.control_socket() makes one; close(), or the end of a with
 /// statement, ends what they have asked for, and removes it.
 #[pyclass(name = "ControlSocket", module = "vellum.store", frozen)]
 #[derive(Debug)]

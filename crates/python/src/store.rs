@@ -226,8 +226,8 @@ impl PyStore {
         maintenance::backup(py, &self.store(py)?, &path, &options, progress)
     }
 
-    /// Lets other processes of the same user, and of root, have this one back the store up and
-    /// compact it while it is open: vellum backup and vellum compact. path is the path of the
+    /// Lets other processes of the same user, and of root, have this one work for them while it has
+    /// the store open: vellum backup, compact, stat and resize-pool. path is the path of the
     /// store's file; the socket is path.control. Returns a ControlSocket, which lasts until it is
     /// closed. It does not keep the store open.
     fn control_socket(&self, path: &Bound<'_, PyAny>) -> PyResult<PyControlSocket> {

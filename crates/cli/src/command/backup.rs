@@ -85,26 +85,23 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if let Some(bytes) = arguments.rate {
         options = options.bytes_per_second(bytes);
     }
-    let mut opened = false;
-    let back_up = |store: &Store| {
-        opened = true;
-        with_progress("backup", |progress| store.backup(&arguments.file, &options, progress))
-            .at(path)
+    let there = || {
+        with_progress("backup", |progress| {
+            vellum::request_backup(path, &arguments.file, &options, progress)
+        })
     };
-    let report = match arguments.remember {
-        false => arguments.store.read(Need::Pages, back_up),
-        true => arguments.store.write(Need::Pages, back_up),
-    };
-    let report = match report {
-        Err(failure) if !opened => {
-            owner::ask(path, failure, "backs it up itself (Store::backup)", || {
-                with_progress("backup", |progress| {
-                    vellum::request_backup(path, &arguments.file, &options, progress)
-                })
-            })
+    let here = || {
+        let back_up = |store: &Store| {
+            with_progress("backup", |progress| store.backup(&arguments.file, &options, progress))
+                .at(path)
+        };
+        match arguments.remember {
+            false => arguments.store.read(Need::Pages, back_up),
+            true => arguments.store.write(Need::Pages, back_up),
         }
-        report => report,
     };
+    let does = "backs it up itself (Store::backup)";
+    let report = owner::there_or_here(path, does, there, here);
     // A signal, and not the function that it cancelled, is the cause.
     interrupt::check()?;
     print(&report?, arguments)

@@ -48,20 +48,16 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
     let before = path.metadata().map_or(0, |file| file.len());
-    let mut opened = false;
-    let report = arguments.store.write(Need::Values, |store| {
-        opened = true;
-        interrupt::check()?;
-        with_progress(|progress| store.compact(progress)).at(path)
-    });
-    let report = match report {
-        Err(failure) if !opened => {
-            owner::ask(path, failure, "compacts it itself (Store::compact)", || {
-                with_progress(|progress| vellum::request_compact(path, progress))
-            })
-        }
-        report => report,
-    }?;
+    interrupt::watch()?;
+    let there = || with_progress(|progress| vellum::request_compact(path, progress));
+    let here = || {
+        arguments.store.write(Need::Values, |store| {
+            interrupt::check()?;
+            with_progress(|progress| store.compact(progress)).at(path)
+        })
+    };
+    let does = "compacts it itself (Store::compact)";
+    let report = owner::there_or_here(path, does, there, here)?;
     // Closing the store may have made the file shorter still.
     let after = path.metadata().map_or(report.bytes_after, |file| file.len());
     print(arguments, &report, before.max(report.bytes_before), after.min(report.bytes_after))?;

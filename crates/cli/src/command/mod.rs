@@ -19,6 +19,7 @@ pub mod morseld;
 pub mod probe;
 pub mod put;
 pub mod rename;
+pub mod resize_pool;
 pub mod restore;
 pub mod rm;
 pub mod scan;

@@ -5,11 +5,12 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use vellum::{Store, StoreStat, Translation, TreeStat};
+use vellum::{Latency, OwnerStat, PoolStats, Store, StoreStat, Translation, TreeStat};
 
 use crate::error::{AtStore, Outcome};
 use crate::options::{Need, StoreArguments};
-use crate::output::{Output, columns};
+use crate::output::{Output, columns, fields};
+use crate::owner;
 use crate::progress::{Progress, Unit};
 use crate::size::show;
 
@@ -22,7 +23,11 @@ Examples:
   vellum stat notes.vellum --full              reads every page of the trees, too
   vellum stat notes.vellum --json | jq .used_bytes
 
-'filled' is the share of the trees' pages that keys and values take.";
+'filled' is the share of the trees' pages that keys and values take.
+
+If a process has the store open for writing, and has a control socket (Store::control_socket in
+Rust), the command shows the state of the store in that process: its pool since the store was
+opened, its snapshots and transactions. It then knows neither the trees' names nor --full.";
 
 /// Show the sizes of a store and its trees
 #[derive(clap::Args)]
@@ -46,29 +51,64 @@ pub struct Arguments {
 /// When the store cannot be read or is damaged.
 pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
-    arguments.store.read(Need::Pages, |store| {
-        let stat = store.stat().at(path)?;
-        let trees = if arguments.full { tree_stats(store, &stat, path)? } else { Vec::new() };
-        let mut output = Output::new();
-        if arguments.json {
-            let trees = match arguments.full {
-                true => trees_json(&trees),
-                false => store.trees().at(path)?.into(),
-            };
-            output.line(&store_json(store, &stat, trees).to_string())?;
-            return output.finish();
-        }
-        for line in columns(&store_rows(store, &stat)) {
-            output.line(&line)?;
-        }
-        if !trees.is_empty() {
-            output.line("")?;
-        }
-        for line in columns(&tree_rows(&trees)) {
-            output.line(&line)?;
-        }
-        output.finish()
-    })
+    let here = || arguments.store.read(Need::Pages, |store| show_store(arguments, store));
+    if arguments.full {
+        return here();
+    }
+    let there = || vellum::request_stat(path).map(Some);
+    let does = "knows it itself (Store::stat)";
+    match owner::there_or_here(path, does, there, || here().map(|()| None))? {
+        Some(owner) => show_owner(arguments, &owner),
+        None => Ok(()),
+    }
+}
+
+fn show_store(arguments: &Arguments, store: &Store) -> Outcome {
+    let path = &arguments.store.path;
+    let (stat, translation) = (store.stat().at(path)?, store.pool().translation());
+    let trees = if arguments.full { tree_stats(store, &stat, path)? } else { Vec::new() };
+    let mut output = Output::new();
+    if arguments.json {
+        let mut object = store_json(&stat, translation);
+        object["trees"] = match arguments.full {
+            true => trees_json(&trees),
+            false => store.trees().at(path)?.into(),
+        };
+        output.line(&object.to_string())?;
+        return output.finish();
+    }
+    for line in fields(&store_fields(&stat, translation)) {
+        output.line(&line)?;
+    }
+    if !trees.is_empty() {
+        output.line("")?;
+    }
+    for line in columns(&tree_rows(&trees)) {
+        output.line(&line)?;
+    }
+    output.finish()
+}
+
+/// Shows a store that another process has open.
+fn show_owner(arguments: &Arguments, owner: &OwnerStat) -> Outcome {
+    let mut output = Output::new();
+    if arguments.json {
+        let (stat, mut object) = (&owner.store, store_json(&owner.store, owner.translation));
+        object["process"] = owner.process.into();
+        object["clean"] = stat.clean.into();
+        object["views"] = stat.views.into();
+        object["oldest_view_seconds"] = stat.oldest_view.map(|age| age.as_secs_f64()).into();
+        object["version_bytes"] = stat.version_bytes.into();
+        object["pool"] = pool_json(&owner.pool);
+        output.line(&object.to_string())?;
+        return output.finish();
+    }
+    let mut shown = store_fields(&owner.store, owner.translation);
+    shown.extend(owner_fields(owner));
+    for line in fields(&shown) {
+        output.line(&line)?;
+    }
+    output.finish()
 }
 
 /// The sizes of each tree. The progress counts the pages read, out of the pages in use; it ends
@@ -97,31 +137,68 @@ fn tree_stats(store: &Store, stat: &StoreStat, path: &Path) -> Outcome<Vec<(Stri
     })
 }
 
-fn store_rows(store: &Store, stat: &StoreStat) -> Vec<Vec<String>> {
+fn store_fields(stat: &StoreStat, translation: Translation) -> Vec<(&'static str, String)> {
     let pages = |count: u64| format!("{count} pages, {}", show(count * 4096));
-    let row = |name: &str, value: String| vec![name.to_string(), value];
     vec![
-        row("format version", stat.format_version.to_string()),
-        row("store id", format!("{:032x}", stat.store_id)),
-        row("page size of trees", show(u64::from(stat.page_bytes))),
-        row("file", pages(stat.file_pages)),
-        row("in use", pages(stat.used_pages)),
-        row("free inside", pages(stat.free_pages)),
-        row("trees", stat.trees.to_string()),
-        row("pool", show(stat.pool_bytes)),
-        row("pages are found by", translation(store).to_owned()),
+        ("format version", stat.format_version.to_string()),
+        ("store id", format!("{:032x}", stat.store_id)),
+        ("page size of trees", show(u64::from(stat.page_bytes))),
+        ("file", pages(stat.file_pages)),
+        ("in use", pages(stat.used_pages)),
+        ("free inside", pages(stat.free_pages)),
+        ("trees", stat.trees.to_string()),
+        ("pool", show(stat.pool_bytes)),
+        ("pages are found by", reason(translation).to_owned()),
     ]
 }
 
-/// How a store finds the memory of its pages, and why.
-pub fn translation(store: &Store) -> &'static str {
-    match store.pool().translation() {
+fn owner_fields(owner: &OwnerStat) -> Vec<(&'static str, String)> {
+    let (stat, pool) = (&owner.store, &owner.pool);
+    let process = match owner.process {
+        0 => "one of another container".into(),
+        number => number.to_string(),
+    };
+    let frames = |count: u64| show(count.saturating_mul(4096));
+    let times = |latency: &Latency| match latency.count {
+        0 => String::new(),
+        _ => format!("; half in {:.1?}, 99 of 100 in {:.1?}", latency.p50, latency.p99),
+    };
+    let views = match stat.oldest_view {
+        Some(age) => format!("{}, the oldest for {age:.1?}", stat.views),
+        None => stat.views.to_string(),
+    };
+    let filled = format!(
+        "{} of {}, {} at most",
+        frames(pool.resident_frames),
+        frames(pool.capacity_frames),
+        frames(pool.resident_frames_peak)
+    );
+    let accesses = pool.hits.saturating_add(pool.misses);
+    let read = pool.misses.saturating_add(pool.prefetches);
+    vec![
+        ("open in process", process),
+        ("changed since a checkpoint", if stat.clean { "no" } else { "yes" }.into()),
+        ("snapshots, transactions", views),
+        ("old values for these", show(stat.version_bytes)),
+        ("pool in use", filled),
+        ("hits", format!("{:.1} % of {accesses} accesses", pool.hit_rate() * 100.0)),
+        ("pages read", format!("{read}{}", times(&pool.read_latency))),
+        ("pages written", format!("{}{}", pool.write_backs, times(&pool.write_latency))),
+        ("pages evicted", pool.evictions.to_string()),
+        ("waits for memory", pool.frame_waits.to_string()),
+        ("pages repaired", pool.repairs.to_string()),
+    ]
+}
+
+/// Why a store finds the memory of its pages in this way.
+pub fn reason(translation: Translation) -> &'static str {
+    match translation {
         Translation::Table => "a table, because the file has outgrown the pool, or as asked",
         _ => "the MMU, because the file fits the pool, or as asked, or on exmap",
     }
 }
 
-fn store_json(store: &Store, stat: &StoreStat, trees: Value) -> Value {
+fn store_json(stat: &StoreStat, translation: Translation) -> Value {
     json!({
         "format_version": stat.format_version,
         "store_id": format!("{:032x}", stat.store_id),
@@ -130,8 +207,41 @@ fn store_json(store: &Store, stat: &StoreStat, trees: Value) -> Value {
         "used_bytes": stat.used_pages * 4096,
         "free_bytes": stat.free_pages * 4096,
         "pool_bytes": stat.pool_bytes,
-        "translation": store.pool().translation().name(),
-        "trees": trees,
+        "translation": translation.name(),
+        "tree_count": stat.trees,
+    })
+}
+
+fn pool_json(pool: &PoolStats) -> Value {
+    let latency = |latency: &Latency| {
+        let seconds = |time: Duration| time.as_secs_f64();
+        json!({
+            "count": latency.count,
+            "mean_seconds": seconds(latency.mean),
+            "p50_seconds": seconds(latency.p50),
+            "p99_seconds": seconds(latency.p99),
+            "p999_seconds": seconds(latency.p999),
+            "max_seconds": seconds(latency.max),
+        })
+    };
+    json!({
+        "resident_bytes": pool.resident_frames.saturating_mul(4096),
+        "resident_bytes_peak": pool.resident_frames_peak.saturating_mul(4096),
+        "hits": pool.hits,
+        "misses": pool.misses,
+        "prefetches": pool.prefetches,
+        "evictions": pool.evictions,
+        "evictions_inline": pool.evictions_inline,
+        "write_backs": pool.write_backs,
+        "restarts": pool.restarts,
+        "starvations": pool.starvations,
+        "lock_waits": pool.lock_waits,
+        "frame_waits": pool.frame_waits,
+        "allocations": pool.allocations,
+        "frees": pool.frees,
+        "repairs": pool.repairs,
+        "read_latency": latency(&pool.read_latency),
+        "write_latency": latency(&pool.write_latency),
     })
 }
 

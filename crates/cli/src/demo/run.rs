@@ -18,7 +18,7 @@ use super::store_file::StoreFile;
 use super::updates::{self, Generations};
 use super::workload::Workload;
 use crate::command::import::drop_long_paths;
-use crate::command::stat::translation;
+use crate::command::stat::reason;
 use crate::error::{AtStore, Failure, Outcome};
 use crate::files::compare::{Comparer, Verdict};
 use crate::files::file_store::{FileStore, max_path};
@@ -343,7 +343,7 @@ impl Demo<'_> {
             file_bytes: store.stat().at(&self.name)?.file_pages * 4096,
             pool_bytes: self.plan.pool_bytes,
             backend,
-            translation: translation(store),
+            translation: reason(store.pool().translation()),
             device: format!("{}, {direct}", info.engine),
             watch: self.watch,
             kills: self.kills,

@@ -28,6 +28,7 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use crate::backend::BackendKind;
 use crate::protocol::Refusal;
 use crate::provider::Provider;
+use crate::sys;
 pub use error::DaemonError;
 
 use admission::{Admission, Ticket};
@@ -144,9 +145,8 @@ impl Daemon {
 
     /// Serves a connection in a thread of its own, if the limits allow another one.
     fn take(&self, stream: UnixStream) {
-        let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { return };
-        let asker =
-            Asker { uid: peer.uid.as_raw(), sees_all: peer.uid.is_root() || peer.uid == geteuid() };
+        let Ok(uid) = sys::peer_user(stream.as_fd()) else { return };
+        let asker = Asker { uid, sees_all: uid == 0 || uid == geteuid().as_raw() };
         let Some(ticket) = self.admission.admit(asker.uid) else {
             return connection::refuse(&stream, Refusal::Busy);
         };

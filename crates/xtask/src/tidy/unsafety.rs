@@ -62,6 +62,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/aquila-ring0/src/self_test.rs", "what KVM says of a guest that has stopped"),
     ("crates/aquila-ring0/src/machine.rs", "entering ring 0 and leaving it"),
     ("crates/aquila-ring0/tests/", "tests make accesses that no sound program makes, and fork"),
+    ("crates/engine/src/peer.rs", "a system call about the other side of a socket"),
     ("crates/engine/tests/exit.rs", "tests fork, and end processes"),
     ("crates/sim/tests/power_loss/mark.rs", "a message to the kernel's device mapper"),
     ("crates/capi/src/call.rs", "its tests read strings as C does"),

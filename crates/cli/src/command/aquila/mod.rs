@@ -23,7 +23,7 @@ Aquila maps files as mmap does, and a library in the program handles the page fa
 the write-back: the crate vellum-aquila. The doctor also tests ring 0 of a guest, where a program
 can handle faults without the kernel, and which no cache uses yet: vellum-aquila-ring0.";
 
-/// Run programs with a cache of their own for mapped files, and show which ways work here
+/// Run programs with a cache of their own for mapped files, and show what works here
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Arguments {
