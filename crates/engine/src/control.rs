@@ -22,7 +22,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _}
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf, absolute};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -82,8 +82,6 @@ struct Shared {
     core: Weak<StoreCore>,
     ends: AtomicBool,
     clients: Mutex<Vec<Weak<UnixStream>>>,
-    /// Counts the requests that have the store: each has a clone of this.
-    working: Arc<()>,
 }
 
 impl Store {
@@ -189,8 +187,7 @@ impl ControlSocket {
         let listener = by_short_path(&place, |short| UnixListener::bind(short))?;
         let found = fs::symlink_metadata(&place)?;
         let (ends, clients) = (AtomicBool::new(false), Mutex::default());
-        let working = Arc::default();
-        let shared = Arc::new(Shared { listener, core, ends, clients, working });
+        let shared = Arc::new(Shared { listener, core, ends, clients });
         let identity = (found.dev(), found.ino());
         let process = std::process::id();
         let mut socket = ControlSocket { process, place, identity, shared, thread: None };
@@ -294,10 +291,10 @@ fn serve(shared: &Shared, client: &UnixStream) -> io::Result<()> {
 
 /// Does what a client has asked for, and returns the answer.
 fn perform(shared: &Shared, client: &UnixStream, store: &Store, request: Request) -> String {
-    let (mut told, _working) = (None::<Instant>, shared.working.clone());
+    let (mut told, _counted) = (None::<Instant>, Counted::new(&store.core.requests));
     let mut tell = |numbers: &[u64]| {
         // If only requests have the store, it is to close.
-        let requests = Arc::strong_count(&shared.working) - 1;
+        let requests = store.core.requests.load(Ordering::Acquire);
         let has_users = Arc::strong_count(&store.core) > requests;
         if shared.ends.load(Ordering::Acquire) || !has_users {
             return ControlFlow::Break(());
@@ -328,6 +325,23 @@ fn perform(shared: &Shared, client: &UnixStream, store: &Store, request: Request
         Request::ResizePool { bytes } => store.resize_pool(bytes).map(|()| String::new()),
     };
     done.map_or_else(|error| format!("failed {error}"), |words| format!("done {words}"))
+}
+
+/// One of the requests that have a handle of the store. It is counted after it has its handle, and
+/// until it gives that back.
+struct Counted<'s>(&'s AtomicUsize);
+
+impl<'s> Counted<'s> {
+    fn new(requests: &'s AtomicUsize) -> Counted<'s> {
+        requests.fetch_add(1, Ordering::AcqRel);
+        Counted(requests)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// Whether the other side has sent its end of file.

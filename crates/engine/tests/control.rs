@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use tempfile::TempDir;
 use vellum::{
@@ -271,6 +272,31 @@ fn a_request_does_not_keep_the_store_open() {
     });
 }
 
+/// A compaction waits for the backup, at the socket that came after that of the backup.
+#[test]
+fn requests_at_two_sockets_do_not_keep_the_store_open() {
+    let (folder, path, store) = store_of(3000);
+    let _older = store.control_socket(&path).unwrap();
+    let (begun, asked) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let backup = scope.spawn(|| slow_request(&path, &folder.path().join("backup"), &begun));
+        eventually("a backup", || begun.load(Ordering::Acquire));
+        let _newer = store.control_socket(&path).unwrap();
+        let compaction = scope.spawn(|| {
+            request_compact(&path, &mut |_| {
+                asked.store(true, Ordering::Release);
+                ControlFlow::Continue(())
+            })
+        });
+        eventually("a compaction", || asked.load(Ordering::Acquire));
+        thread::sleep(Duration::from_millis(100));
+        drop(store);
+        assert!(backup.join().unwrap().is_err());
+        let _ = compaction.join().unwrap();
+        eventually("the end of the store", || Store::open(&path, &options()).is_ok());
+    });
+}
+
 #[test]
 fn a_socket_that_a_killed_process_left_is_replaced() {
     let (folder, path, store) = store_of(10);
@@ -328,7 +354,7 @@ fn a_socket_ends_with_clients_that_say_nothing() {
     for mut client in &silent {
         let mut rest = String::new();
         // Long before the end of the owner's patience.
-        client.set_read_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
+        client.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
         client.read_to_string(&mut rest).unwrap();
         assert!(rest.contains("cut off"), "{rest}");
     }

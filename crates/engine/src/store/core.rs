@@ -1,6 +1,7 @@
 //! The state that all handles of a store share: its pages, its trees by name, and its checkpoints.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use vellum_pool::device::Device;
@@ -38,6 +39,8 @@ pub(crate) struct StoreCore {
     pub late_redo: Option<LateRedo>,
     /// A compaction holds this lock.
     pub compacting: Mutex<()>,
+    /// Requests of other processes that have a handle of the store, at all of its control sockets.
+    pub requests: AtomicUsize,
     /// What the opening did to recover the store.
     pub recovery: Option<RecoveryReport>,
 }
@@ -91,6 +94,7 @@ impl StoreCore {
             checkpoints: Mutex::new(pool.with_space(|space| Checkpoints::of_file(free_map, space))),
             commits: GroupCommit::default(),
             compacting: Mutex::default(),
+            requests: AtomicUsize::new(0),
             recovery: None,
             pages: Arc::new(PageStore::new(pool, device, file, salvage)),
             cutter: None,
