@@ -4,9 +4,10 @@
 //! The socket lies beside the store's file, as `NAME.control`. A request is a word and its fields,
 //! each ended by a NUL: `backup`, with the file to make, the base of an increment or nothing,
 //! letters for the options, and the limit of bytes in a second or nothing; `compact`; `stat`;
-//! `resize-pool`, with the bytes. The answer is lines: [`GREETING`], then `progress` with numbers
-//! now and then, and at the end `done` with the report, `failed` with the error, or [`CLOSED`]. A
-//! client that sends an end of file ends its request.
+//! `resize-pool`, with the bytes. The answer is lines: `vellum` with [`VERSION`] and the identity
+//! of the store's file, then `progress` with numbers now and then, and at the end `done` with the
+//! report, `failed` with the error, or [`CLOSED`]. A client that sends an end of file ends its
+//! request.
 //!
 //! Both sides ask the kernel who the other one is. The owner of the store serves its own user and
 //! root; a client believes root, its own user, and the owner of the store's file.
@@ -42,8 +43,8 @@ use crate::store::header::{Header, HeaderPage};
 use crate::store::{Store, StoreStat};
 use crate::sync::lock;
 
-/// What the owner says first: who answers, and by which version of these messages.
-const GREETING: &str = "vellum 1";
+/// The version of these messages.
+const VERSION: u64 = 1;
 
 /// The owner's answer once it is none: it has closed the store.
 const CLOSED: &str = "closed";
@@ -68,8 +69,8 @@ pub struct ControlSocket {
     /// The process that made it. A child of a fork has the socket, too, and none of its threads.
     process: u32,
     place: PathBuf,
-    /// The device and the number of the socket's file: another process may have put its own there.
-    identity: (u64, u64),
+    /// Of the socket's file: another process may have put its own there.
+    identity: Identity,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -80,8 +81,17 @@ struct Shared {
     listener: UnixListener,
     /// It does not keep the store open.
     core: Weak<StoreCore>,
+    /// Of the store's file, which may get another name, and its name to another file.
+    file: Identity,
     ends: AtomicBool,
     clients: Mutex<Vec<Weak<UnixStream>>>,
+}
+
+/// The device and the number of a file.
+type Identity = (u64, u64);
+
+fn identity(file: &fs::Metadata) -> Identity {
+    (file.dev(), file.ino())
 }
 
 impl Store {
@@ -122,38 +132,39 @@ impl Store {
             let doing = format!("making the control socket {}.control", path.display());
             Error::Control { doing, source }
         };
-        if !is_of_store(path, store_id).map_err(failed)? {
+        let Some(file) = file_of_store(path, store_id).map_err(failed)? else {
             let what = format!("{} is not the file of this store", path.display());
             return Err(Error::BadOption(what));
-        }
-        ControlSocket::make(path, Arc::downgrade(&self.core)).map_err(failed)
+        };
+        ControlSocket::make(path, file, Arc::downgrade(&self.core)).map_err(failed)
     }
 }
 
-/// Whether the file has a header of this store, and is locked, as that of an open store is. So a
+/// The file, if it has a header of this store, and is locked, as that of an open store is. So a
 /// copy or a backup is another file, unless it is open as well.
-fn is_of_store(path: &Path, store_id: u128) -> io::Result<bool> {
+fn file_of_store(path: &Path, store_id: u128) -> io::Result<Option<Identity>> {
     let mut pages = [[0; PAGE_SIZE]; 2];
     // A pipe by this name must not keep the caller waiting.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let is_unlocked = || flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
-    if file.metadata()?.is_file() && is_unlocked() {
-        return Ok(false);
+    let found = file.metadata()?;
+    if found.is_file() && is_unlocked() {
+        return Ok(None);
     }
     for (number, page) in (0..).zip(&mut pages) {
         match file.read_exact(page) {
             Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
             Err(error) => return Err(error),
         }
         // The other one may be under the pen of a checkpoint.
         if matches!(Header::decode(number, page), HeaderPage::Valid(it) if it.store_id == store_id)
         {
-            return Ok(true);
+            return Ok(Some(identity(&found)));
         }
     }
-    Ok(false)
+    Ok(None)
 }
 
 /// Where the socket of the store in this file is.
@@ -175,7 +186,7 @@ fn by_short_path<T>(place: &Path, call: impl FnOnce(&Path) -> io::Result<T>) -> 
 }
 
 impl ControlSocket {
-    fn make(path: &Path, core: Weak<StoreCore>) -> io::Result<ControlSocket> {
+    fn make(path: &Path, file: Identity, core: Weak<StoreCore>) -> io::Result<ControlSocket> {
         let place = place_of(path)?;
         // The store holds the lock of its file. So no other process needs a socket that is there.
         match fs::symlink_metadata(&place) {
@@ -185,10 +196,9 @@ impl ControlSocket {
             Err(_) => {}
         }
         let listener = by_short_path(&place, |short| UnixListener::bind(short))?;
-        let found = fs::symlink_metadata(&place)?;
+        let identity = identity(&fs::symlink_metadata(&place)?);
         let (ends, clients) = (AtomicBool::new(false), Mutex::default());
-        let shared = Arc::new(Shared { listener, core, ends, clients });
-        let identity = (found.dev(), found.ino());
+        let shared = Arc::new(Shared { listener, core, file, ends, clients });
         let process = std::process::id();
         let mut socket = ControlSocket { process, place, identity, shared, thread: None };
         // Not the first defence: the threads look at the user of each client.
@@ -220,7 +230,7 @@ impl Drop for ControlSocket {
             drop(thread.join());
         }
         let found = fs::symlink_metadata(&self.place);
-        if found.is_ok_and(|found| (found.dev(), found.ino()) == self.identity) {
+        if found.is_ok_and(|found| identity(&found) == self.identity) {
             let _ = fs::remove_file(&self.place);
         }
     }
@@ -274,7 +284,8 @@ fn serve(shared: &Shared, client: &UnixStream) -> io::Result<()> {
     if user != 0 && user != geteuid().as_raw() {
         return say(client, "failed only the user of the process and root may ask it");
     }
-    say(client, GREETING)?;
+    let (device, number) = shared.file;
+    say(client, &format!("vellum {}", to_words(&[VERSION, device, number])))?;
     let request = match Request::read(client) {
         Ok(request) => request,
         Err(error) => return say(client, &format!("failed {error}")),
@@ -729,6 +740,7 @@ fn ask(
 ) -> Result<(Peer, String)> {
     let failed = |error| failed(store, error);
     let (peer, stream) = connect(store).map_err(failed)?;
+    let file = fs::metadata(store).map(|found| identity(&found)).map_err(failed)?;
     let mut owner = Owner { lines: BufReader::new(&stream), line: Vec::new() };
     let (began, mut is_greeted, mut cancelled) = (Instant::now(), false, None::<Instant>);
     loop {
@@ -738,7 +750,8 @@ fn ask(
             line => line.map_err(failed)?,
         };
         let news = match line.as_deref().map(|line| line.split_once(' ').unwrap_or((line, ""))) {
-            _ if line.as_deref() == Some(GREETING) && !is_greeted => {
+            Some(("vellum", words)) if !is_greeted => {
+                check_greeting(words, file).map_err(failed)?;
                 is_greeted = true;
                 send_all(&stream, request).map_err(failed)?;
                 None
@@ -769,6 +782,16 @@ fn ask(
             Some(_) => {}
         }
     }
+}
+
+/// Checks that the owner has the file open that is meant.
+fn check_greeting(words: &str, file: Identity) -> io::Result<()> {
+    let (kind, what) = match of_words(words) {
+        Some([VERSION, device, number]) if (device, number) == file => return Ok(()),
+        Some([VERSION, ..]) => (ErrorKind::ConnectionRefused, "it has another file open"),
+        _ => (ErrorKind::Other, "it has another version of Vellum"),
+    };
+    Err(io::Error::new(kind, what))
 }
 
 /// Connects to the process that has a store open, if that is one to believe.

@@ -125,6 +125,28 @@ fn a_store_that_was_closed_has_no_owner() {
     assert_eq!(kind(&request_stat(&path).unwrap_err()), Some(ErrorKind::ConnectionRefused));
 }
 
+/// What the owner of the store in this file says first.
+fn greeting(path: &Path) -> String {
+    let file = path.metadata().unwrap();
+    format!("vellum 1 {} {}\n", file.dev(), file.ino())
+}
+
+/// The owner of a file that was moved does not answer for another one that has its name.
+#[test]
+fn another_file_by_the_name_has_another_owner() {
+    let (folder, path, store) = store_of(10);
+    let _control = store.control_socket(&path).unwrap();
+    let moved = folder.path().join("b.vellum");
+    std::fs::rename(&path, &moved).unwrap();
+    let newer = Store::create(&path, &options().log_folder(folder.path().join("newer"))).unwrap();
+    let error = request_stat(&path).unwrap_err();
+    assert_eq!(kind(&error), Some(ErrorKind::ConnectionRefused), "{error}");
+    let _control = newer.control_socket(&path).unwrap();
+    assert_eq!(request_stat(&path).unwrap().store.store_id, newer.stat().unwrap().store_id);
+    let error = request_stat(&moved).unwrap_err();
+    assert_eq!(kind(&error), Some(ErrorKind::NotFound), "{error}");
+}
+
 /// Why a process could not be asked.
 fn kind(error: &Error) -> Option<ErrorKind> {
     match error {
@@ -346,9 +368,9 @@ fn a_socket_ends_with_clients_that_say_nothing() {
     let silent: Vec<UnixStream> =
         (0..5).map(|_| UnixStream::connect(control.path()).unwrap()).collect();
     for mut client in &silent {
-        let mut greeting = [0; 9];
-        client.read_exact(&mut greeting).unwrap();
-        assert_eq!(&greeting, b"vellum 1\n");
+        let mut said = vec![0; greeting(&path).len()];
+        client.read_exact(&mut said).unwrap();
+        assert_eq!(said, greeting(&path).as_bytes());
     }
     drop(control);
     for mut client in &silent {
@@ -375,7 +397,7 @@ fn clients_that_say_nonsense_or_nothing_disturb_nobody() {
         answer
     };
     let said = answer(b"GET / HTTP/1.1\r\n\r\n");
-    assert!(said.starts_with("vellum 1\nfailed the request is cut off"), "{said}");
+    assert!(said.starts_with(&(greeting(&path) + "failed the request is cut off")), "{said}");
     assert!(answer(b"open\0").contains("failed it knows no request 'open'"));
     assert!(answer(b"backup\0relative\0\0\0\0").contains("no absolute path"));
     answer(&vec![0xff; 1 << 20]);
@@ -406,7 +428,7 @@ fn an_impostor_s_answers_are_errors() {
             let client = scope.spawn(|| request(&path, &to, &BackupOptions::new()).unwrap_err());
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(said.as_bytes()).unwrap();
-            if said.starts_with("vellum 1\n") {
+            if said.starts_with(&greeting(&path)) {
                 assert!(stream.read(&mut [0; 100]).unwrap() > 0);
             }
             drop(stream);
@@ -416,7 +438,12 @@ fn an_impostor_s_answers_are_errors() {
     assert!(against("").contains("has ended"));
     assert!(against("220 ready\n").contains("it says '220'"));
     assert!(against("done 1 2 3 4 5 6 7\n").contains("it says 'done'"));
-    assert!(against("vellum 1\ndone 1 2 3 4 5 6 7\n").contains("does not find it"));
-    assert!(against("vellum 1\ndone 1 2\n").contains("does not find it"));
-    assert!(against("vellum 1\nprogress x\nfailed so\n").ends_with("says: so"));
+    let greeting = greeting(&path);
+    assert!(against(&format!("{greeting}done 1 2 3 4 5 6 7\n")).contains("does not find it"));
+    assert!(against(&format!("{greeting}done 1 2\n")).contains("does not find it"));
+    assert!(against(&format!("{greeting}progress x\nfailed so\n")).ends_with("says: so"));
+    assert!(against(&format!("{greeting}{greeting}")).contains("it says 'vellum'"));
+    assert!(against("vellum 1 2 3\n").contains("another file"));
+    assert!(against("vellum 2 2 3\n").contains("another version"));
+    assert!(against("vellum\n").contains("another version"));
 }
