@@ -249,7 +249,23 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     /// [`Error::Full`]; what the machine said.
     pub fn fault(&self, fault: &Fault<'_, M::Place>) -> Result<u32, Error<M::Error>> {
         self.count(Count::Faults, 1);
-        self.count(Count::ReadAheadHits, fault.used.into());
+        if fault.used > 0 {
+            self.count(Count::ReadAheadHits, fault.used.into());
+        }
+        let present = if fault.ahead == 0 { self.pin_present(fault.key) } else { None };
+        let Some(page) = present else { return self.fault_run(fault) };
+        let mapped = match fault.access {
+            Access::Read => self.machine.map(&[page], fault.place, false),
+            Access::Write => self.map_for_writing(page, fault.place),
+        };
+        self.frames.unpin(page.frame);
+        mapped.map(|()| 1).map_err(Error::Machine)
+    }
+
+    /// A fault of a page that has to be read, or that others follow. Apart from the above, because
+    /// making a run takes longer than a fault of one page that is there.
+    #[inline(never)]
+    fn fault_run(&self, fault: &Fault<'_, M::Place>) -> Result<u32, Error<M::Error>> {
         let mut run = Run::new();
         // A page that will be written is mapped once, for writing.
         let place = (fault.access == Access::Read).then_some(fault.place);
@@ -327,6 +343,16 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
                 },
             }
         }
+    }
+
+    /// Pins a page, if it is in the cache and nothing has to be waited for.
+    fn pin_present(&self, key: Key) -> Option<Page> {
+        let frame = self.index.find(key)?;
+        let is_pinned = self.frames.pin(frame, key) == Pin::Pinned;
+        is_pinned.then(|| {
+            self.note_hit(frame);
+            Page { key, frame, dirty: false }
+        })
     }
 
     fn note_hit(&self, frame: Frame) {
