@@ -18,7 +18,9 @@ Examples:
 Give the full backup first, and then all increments up to the wanted one, in the order in which
 they were made. A file that is damaged, or that does not follow the one before it, is refused.
 STORE gets its name when it is complete, durable and checked; after an error, or Ctrl-C, there is no
-new file.";
+new file. A STORE that exists is replaced with --force only. If its process crashed, move it and the
+folder STORE.log away together first: they may be worth recovering, and the restored store cannot be
+changed while the log of the other one lies beside it.";
 
 /// Make a store of a backup and its increments
 #[derive(clap::Args)]
@@ -59,8 +61,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let restored = with_progress("restore", |progress| {
         vellum::restore(to, backup, increments, &options, progress)
     });
-    // A signal, and not the function that it cancelled, is the cause.
-    interrupt::check()?;
+    if restored.is_err() {
+        // A signal, and not the function that it cancelled, is the cause.
+        interrupt::check()?;
+    }
     let report = restored.at(to)?;
     let mut output = Output::new();
     if *json {
