@@ -26,13 +26,12 @@ pub fn there_or_here<T>(
     match here() {
         Err(Failure::Store { source: Error::InUse(what), .. }) => {
             Err(Failure::message(match unanswered.kind() {
-                ErrorKind::PermissionDenied => {
-                    format!("{what}, which only its user and root may ask ({unanswered})")
-                }
-                _ => format!(
+                ErrorKind::NotFound => format!(
                     "{what}; a program that has a store open {does}, or for this command if it has \
                      a control socket (Store::control_socket); or wait for it with --wait"
                 ),
+                // There is a socket. Only the user and root may use it, or the owner has ended.
+                _ => format!("{what}, and asking that process failed: {unanswered}"),
             }))
         }
         done => done,

@@ -120,7 +120,7 @@ impl DelayedProgress {
 
     /// Counts `by` more bytes as done.
     pub fn advance(&mut self, by: u64) {
-        self.done += by;
+        self.done = self.done.saturating_add(by);
         if self.shown.is_none() && self.start.elapsed() >= SHOW_AFTER {
             self.shown = Some(Progress::new(self.label, Unit::Bytes, self.total));
         }

@@ -19,26 +19,30 @@ use std::io::{self, BufRead as _, BufReader, ErrorKind, Read as _};
 use std::ops::ControlFlow;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf, absolute};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind,
+    listen, recv, send, shutdown, socket_with,
+};
 use rustix::process::geteuid;
+use vellum_log::Home;
 use vellum_pool::{Latency, PAGE_SIZE, PoolStats, Translation};
 
 use crate::backup::{BackupOptions, BackupProgress, BackupReport};
 use crate::error::{Error, Result};
 use crate::peer::Peer;
 use crate::store::compact::{CompactProgress, CompactReport};
-use crate::store::core::StoreCore;
+use crate::store::core::{Requests, StoreCore};
 use crate::store::header::{Header, HeaderPage};
 use crate::store::{Store, StoreStat};
 use crate::sync::lock;
@@ -46,8 +50,11 @@ use crate::sync::lock;
 /// The version of these messages.
 const VERSION: u64 = 1;
 
-/// The owner's answer once it is none: it has closed the store.
+/// The owner's answer once it is none: it has closed the store, or ends its socket.
 const CLOSED: &str = "closed";
+
+/// The first word of the owner's answer to a process that may not ask it.
+const DENIED: &str = "denied";
 
 /// How long one side waits for a message that the other one owes it, or for room to send one.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -61,13 +68,17 @@ const MOST: usize = 8;
 /// The most bytes of a request: three paths, and a little.
 const REQUEST_MAX: u64 = 16 << 10;
 
+/// The most bytes of a line: an error may have several paths.
+const LINE_MAX: usize = 64 << 10;
+
 /// The control socket of a store that this process has open ([`Store::control_socket`]). Dropping
-/// it ends the requests that are under way, and removes the socket; in the child of a fork it does
-/// nothing.
+/// it ends the requests that are under way, waits for their ends, and removes the socket; in the
+/// child of a fork it does nothing. A function that the store calls (the progress of a backup, the
+/// function of an update) must not drop it: a request may wait for what the caller holds.
 #[derive(Debug)]
 pub struct ControlSocket {
-    /// The process that made it. A child of a fork has the socket, too, and none of its threads.
-    process: u32,
+    /// A child of a fork has the socket, too, and none of its threads.
+    home: Home,
     place: PathBuf,
     /// Of the socket's file: another process may have put its own there.
     identity: Identity,
@@ -101,8 +112,10 @@ impl Store {
     /// [`request_resize_pool`]. `path` is the path of the store's file; the socket is
     /// `PATH.control`. Threads of this process do the work, with its rights.
     ///
-    /// The socket does not keep the store open. Once the store is closed, requests fail. A second
-    /// socket of the store takes the place of the first.
+    /// [`Store::close`] does not wait until requests have done their work: it ends them. Nor do
+    /// requests keep a store open whose handles are dropped, but for the moment until they notice;
+    /// call `close` if the store must be closed by a certain time. Once the store is closed,
+    /// requests fail. A second socket of the store takes the place of the first.
     ///
     /// # Examples
     /// ```
@@ -149,7 +162,8 @@ fn file_of_store(path: &Path, store_id: u128) -> io::Result<Option<Identity>> {
     let mut file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let is_unlocked = || flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
     let found = file.metadata()?;
-    if found.is_file() && is_unlocked() {
+    let kind = found.file_type();
+    if !(kind.is_file() || kind.is_block_device()) || is_unlocked() {
         return Ok(None);
     }
     for (number, page) in (0..).zip(&mut pages) {
@@ -182,7 +196,7 @@ fn by_short_path<T>(place: &Path, call: impl FnOnce(&Path) -> io::Result<T>) -> 
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(folder, flags, Mode::empty())?;
     let number = folder.as_raw_fd();
-    call(&Path::new(&format!("/proc/self/fd/{number}")).join(name))
+    call(&Path::new(&format!("/proc/thread-self/fd/{number}")).join(name))
 }
 
 impl ControlSocket {
@@ -195,14 +209,18 @@ impl ControlSocket {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             Err(_) => {}
         }
-        let listener = by_short_path(&place, |short| UnixListener::bind(short))?;
+        // So no other user can connect. Not the only defence: the threads look at each client.
+        let listener =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
+        by_short_path(&place, |short| Ok(bind(&listener, &SocketAddrUnix::new(short)?)?))?;
+        listen(&listener, 2 * MOST as i32)?;
+        let listener = UnixListener::from(listener);
         let identity = identity(&fs::symlink_metadata(&place)?);
         let (ends, clients) = (AtomicBool::new(false), Mutex::default());
         let shared = Arc::new(Shared { listener, core, file, ends, clients });
-        let process = std::process::id();
-        let mut socket = ControlSocket { process, place, identity, shared, thread: None };
-        // Not the first defence: the threads look at the user of each client.
-        fs::set_permissions(&socket.place, fs::Permissions::from_mode(0o600))?;
+        let home = Home::new();
+        let mut socket = ControlSocket { home, place, identity, shared, thread: None };
         let shared = socket.shared.clone();
         let work = move || thread::scope(|scope| accept(&shared, scope));
         socket.thread = Some(Builder::new().name("vellum-control".into()).spawn(work)?);
@@ -217,7 +235,7 @@ impl ControlSocket {
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if !self.home.is_here() {
             std::mem::forget(self.thread.take());
             return;
         }
@@ -279,15 +297,16 @@ fn accept<'s>(shared: &'s Shared, scope: &'s thread::Scope<'s, '_>) {
 /// Serves one client. An error is the client's end.
 fn serve(shared: &Shared, client: &UnixStream) -> io::Result<()> {
     client.set_write_timeout(Some(PATIENCE))?;
-    client.set_read_timeout(Some(PATIENCE))?;
-    let user = Peer::of(client)?.user;
-    if user != 0 && user != geteuid().as_raw() {
-        return say(client, "failed only the user of the process and root may ask it");
+    let peer = Peer::of(client)?;
+    if ![0, geteuid().as_raw()].contains(&peer.user) || !peer.is_known() {
+        let what = "only the user of the process that has the store open and root may ask it";
+        return say(client, &format!("{DENIED} {what}"));
     }
     let (device, number) = shared.file;
     say(client, &format!("vellum {}", to_words(&[VERSION, device, number])))?;
     let request = match Request::read(client) {
         Ok(request) => request,
+        Err(_) if shared.ends.load(Ordering::Acquire) => return say(client, CLOSED),
         Err(error) => return say(client, &format!("failed {error}")),
     };
     let answer = match shared.core.upgrade() {
@@ -302,29 +321,36 @@ fn serve(shared: &Shared, client: &UnixStream) -> io::Result<()> {
 
 /// Does what a client has asked for, and returns the answer.
 fn perform(shared: &Shared, client: &UnixStream, store: &Store, request: Request) -> String {
-    let (mut told, _counted) = (None::<Instant>, Counted::new(&store.core.requests));
+    let core = &store.core;
+    core.requests.begin();
+    let _ended = OnDrop(|| core.requests.end());
+    let (mut told, mut closes) = (None::<Instant>, false);
     let mut tell = |numbers: &[u64]| {
         // If only requests have the store, it is to close.
-        let requests = store.core.requests.load(Ordering::Acquire);
-        let has_users = Arc::strong_count(&store.core) > requests;
-        if shared.ends.load(Ordering::Acquire) || !has_users {
+        closes |= core.closing.load(Ordering::Acquire) || !Requests::has_others(core);
+        if closes || shared.ends.load(Ordering::Acquire) {
             return ControlFlow::Break(());
         }
         if told.is_some_and(|told| told.elapsed() < PAUSE) {
             return ControlFlow::Continue(());
         }
         told = Some(Instant::now());
-        match say(client, &format!("progress {}", to_words(numbers))) {
+        match say_if_room(client, &format!("progress {}", to_words(numbers))) {
             Ok(()) if !has_hung_up(client) => ControlFlow::Continue(()),
             _ => ControlFlow::Break(()),
         }
     };
     let done = match request {
         Request::Backup { file, options } => store
-            .backup(file, &options, &mut |BackupProgress { bytes_done, bytes_total }| {
+            .backup(&file, &options, &mut |BackupProgress { bytes_done, bytes_total }| {
                 tell(&[bytes_done, bytes_total])
             })
-            .map(|report| backup_to_words(&report)),
+            .map(|report| {
+                backup_to_words(
+                    &report,
+                    fs::metadata(file).map_or((0, 0), |found| identity(&found)),
+                )
+            }),
         Request::Compact => store
             .compact(&mut |CompactProgress { pass, pages_seen, pages_total, pages_moved }| {
                 tell(&[u64::from(pass), pages_seen, pages_total, pages_moved])
@@ -333,25 +359,23 @@ fn perform(shared: &Shared, client: &UnixStream, store: &Store, request: Request
         Request::Stat => store
             .stat()
             .map(|stat| stat_to_words(&stat, &store.pool_stats(), store.pool().translation())),
-        Request::ResizePool { bytes } => store.resize_pool(bytes).map(|()| String::new()),
+        Request::ResizePool { bytes } => {
+            store.resize_pool(bytes).map(|()| core.pages.pool_bytes().to_string())
+        }
     };
-    done.map_or_else(|error| format!("failed {error}"), |words| format!("done {words}"))
-}
-
-/// One of the requests that have a handle of the store. It is counted after it has its handle, and
-/// until it gives that back.
-struct Counted<'s>(&'s AtomicUsize);
-
-impl<'s> Counted<'s> {
-    fn new(requests: &'s AtomicUsize) -> Counted<'s> {
-        requests.fetch_add(1, Ordering::AcqRel);
-        Counted(requests)
+    match done {
+        Ok(words) => format!("done {words}"),
+        Err(Error::Cancelled) if closes => format!("failed {}", Error::Closed),
+        Err(error) => format!("failed {error}"),
     }
 }
 
-impl Drop for Counted<'_> {
+/// Calls a function at the end, also that by a panic.
+struct OnDrop<F: Fn()>(F);
+
+impl<F: Fn()> Drop for OnDrop<F> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        self.0();
     }
 }
 
@@ -359,6 +383,16 @@ impl Drop for Counted<'_> {
 fn has_hung_up(client: &UnixStream) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     matches!(recv(client, &mut [0_u8; 1][..], flags), Ok((_, 0)))
+}
+
+/// Sends a line, unless the other side has not read so many that there is no room.
+fn say_if_room(stream: &UnixStream, line: &str) -> io::Result<()> {
+    let line = line.to_owned() + "\n";
+    // The kernel takes a short message as a whole, or not at all.
+    match send(stream, line.as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+        Ok(_) | Err(Errno::AGAIN) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Sends a line.
@@ -413,7 +447,8 @@ impl Request {
     /// # Errors
     /// What is wrong with it; the client has ended, or sends nothing for too long.
     fn read(client: &UnixStream) -> io::Result<Request> {
-        let mut input = BufReader::new(client.take(REQUEST_MAX));
+        let until = Instant::now() + PATIENCE;
+        let mut input = BufReader::new(Timed { client, until }.take(REQUEST_MAX));
         let mut next = || {
             let mut field = Vec::new();
             input.read_until(0, &mut field)?;
@@ -461,6 +496,21 @@ impl Request {
     }
 }
 
+/// Reads from a client until a moment.
+struct Timed<'c> {
+    client: &'c UnixStream,
+    until: Instant,
+}
+
+impl io::Read for Timed<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        // No time at all would mean any time.
+        self.client.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        self.client.read(bytes)
+    }
+}
+
 /// The number that a field of a request has.
 fn number(field: &[u8]) -> Option<u64> {
     std::str::from_utf8(field).ok()?.parse().ok()
@@ -480,17 +530,20 @@ fn to_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn backup_to_words(report: &BackupReport) -> String {
+/// A report, and which file the backup is.
+fn backup_to_words(report: &BackupReport, file: Identity) -> String {
     let BackupReport { store_id, lsn, file_bytes, read_bytes, used_bytes, changes, duration } =
         *report;
     let (high, low) = ((store_id >> 64) as u64, store_id as u64);
     let micros = to_micros(duration);
-    to_words(&[high, low, lsn, file_bytes, read_bytes, used_bytes, changes, micros])
+    let (device, number) = file;
+    to_words(&[high, low, lsn, file_bytes, read_bytes, used_bytes, changes, micros, device, number])
 }
 
-fn backup_of_words(words: &str) -> Option<BackupReport> {
-    let [high, low, lsn, file_bytes, read_bytes, used_bytes, changes, micros] = of_words(words)?;
-    Some(BackupReport {
+fn backup_of_words(words: &str) -> Option<(BackupReport, Identity)> {
+    let [high, low, lsn, file_bytes, read_bytes, used_bytes, changes, micros, device, number] =
+        of_words(words)?;
+    let report = BackupReport {
         store_id: u128::from(high) << 64 | u128::from(low),
         lsn,
         file_bytes,
@@ -498,7 +551,8 @@ fn backup_of_words(words: &str) -> Option<BackupReport> {
         used_bytes,
         changes,
         duration: Duration::from_micros(micros),
-    })
+    };
+    Some((report, (device, number)))
 }
 
 fn compaction_to_words(report: &CompactReport) -> String {
@@ -638,19 +692,23 @@ pub fn request_backup(
     let (store, path) = (store.as_ref(), path.as_ref());
     let request = Request::backup_to_bytes(path, options).map_err(|error| failed(store, error))?;
     let mut shown = BackupProgress { bytes_done: 0, bytes_total: 0 };
-    let (_, done) = ask(store, &request, &mut |words| {
+    let (_, done) = ask(store, &request, None, &mut |words| {
         if let Some([bytes_done, bytes_total]) = words.and_then(of_words) {
             shown = BackupProgress { bytes_done, bytes_total };
         }
         progress(shown)
     })?;
     // The other process may have other folders by these names, as in a container.
-    let is_there =
-        |report: &BackupReport| path.metadata().is_ok_and(|found| found.len() == report.file_bytes);
-    backup_of_words(&done).filter(is_there).ok_or_else(|| {
-        let what = "it has made the backup, and this process does not find it there";
-        failed(store, io::Error::other(what))
-    })
+    match backup_of_words(&done) {
+        Some((report, file)) if path.metadata().is_ok_and(|found| identity(&found) == file) => {
+            Ok(report)
+        }
+        Some(_) => {
+            let what = "it has made the backup, and this process does not find it there";
+            Err(failed(store, io::Error::other(what)))
+        }
+        None => Err(bad_report(store, &done)),
+    }
 }
 
 /// A store that another process has open ([`request_stat`]).
@@ -673,30 +731,27 @@ pub struct OwnerStat {
 ///
 /// # Errors
 /// As for [`request_backup`], except that nothing is cancelled: a process that does not answer
-/// within ten seconds is a [`Control`](Error::Control) error.
+/// within ten seconds is a [`Control`](Error::Control) error,
+/// [`TimedOut`](ErrorKind::TimedOut).
 pub fn request_stat(store: impl AsRef<Path>) -> Result<OwnerStat> {
-    let (store, began) = (store.as_ref(), Instant::now());
-    let answer = ask(store, b"stat\0", &mut |_| match began.elapsed() > PATIENCE {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
-    });
-    let (owner, done) = answer.map_err(|error| match error {
-        Error::Cancelled => failed(store, ErrorKind::TimedOut.into()),
-        error => error,
-    })?;
+    let store = store.as_ref();
+    let until = Some(Instant::now() + PATIENCE);
+    let (owner, done) = ask(store, b"stat\0", until, &mut |_| ControlFlow::Continue(()))?;
     stat_of_words(&done, owner.process).ok_or_else(|| bad_report(store, &done))
 }
 
 /// Has the process that has the store in the file `store` open change the size of its pool, in
 /// bytes, as [`Store::resize_pool`] does there. It must answer requests
-/// ([`Store::control_socket`]). Returns when the pool has its new size.
+/// ([`Store::control_socket`]). Returns the size that the pool has then: whole pages.
 ///
 /// # Errors
 /// As for [`request_backup`], except that nothing is cancelled. After an
 /// [`Owner`](Error::Owner) error the pool has its old size.
-pub fn request_resize_pool(store: impl AsRef<Path>, bytes: u64) -> Result<()> {
-    let request = format!("resize-pool\0{bytes}\0");
-    ask(store.as_ref(), request.as_bytes(), &mut |_| ControlFlow::Continue(())).map(drop)
+pub fn request_resize_pool(store: impl AsRef<Path>, bytes: u64) -> Result<u64> {
+    let (store, request) = (store.as_ref(), format!("resize-pool\0{bytes}\0"));
+    let go_on = &mut |_: Option<&str>| ControlFlow::Continue(());
+    let (_, done) = ask(store, request.as_bytes(), None, go_on)?;
+    done.parse().map_err(|_| bad_report(store, &done))
 }
 
 /// Has the process that has the store in the file `store` open compact it, as [`Store::compact`]
@@ -711,7 +766,7 @@ pub fn request_compact(
 ) -> Result<CompactReport> {
     let store = store.as_ref();
     let mut shown = CompactProgress { pass: 0, pages_seen: 0, pages_total: 0, pages_moved: 0 };
-    let (_, done) = ask(store, b"compact\0", &mut |words| {
+    let (_, done) = ask(store, b"compact\0", None, &mut |words| {
         if let Some([pass, pages_seen, pages_total, pages_moved]) = words.and_then(of_words) {
             shown = CompactProgress { pass: pass as u32, pages_seen, pages_total, pages_moved };
         }
@@ -732,10 +787,12 @@ fn bad_report(store: &Path, report: &str) -> Error {
 }
 
 /// Asks the process that has the store open, and returns which it is and its report. Calls `tell`
-/// with the progress when there is news, and now and then without.
+/// with the progress when there is news, and now and then without. Waits for the end of the work,
+/// or `until` a moment.
 fn ask(
     store: &Path,
     request: &[u8],
+    until: Option<Instant>,
     tell: &mut dyn FnMut(Option<&str>) -> ControlFlow<()>,
 ) -> Result<(Peer, String)> {
     let failed = |error| failed(store, error);
@@ -747,8 +804,15 @@ fn ask(
         let line = match owner.says() {
             // It need not report any more.
             Err(_) if cancelled.is_some() => return Err(Error::Cancelled),
+            Err(error) if !is_greeted && has_ended(error.kind()) => {
+                return Err(failed(io::Error::new(ErrorKind::ConnectionRefused, error)));
+            }
             line => line.map_err(failed)?,
         };
+        let is_late = until.is_some_and(|until| Instant::now() > until);
+        if is_late || (!is_greeted && began.elapsed() > PATIENCE) {
+            return Err(failed(ErrorKind::TimedOut.into()));
+        }
         let news = match line.as_deref().map(|line| line.split_once(' ').unwrap_or((line, ""))) {
             Some(("vellum", words)) if !is_greeted => {
                 check_greeting(words, file).map_err(failed)?;
@@ -756,14 +820,14 @@ fn ask(
                 send_all(&stream, request).map_err(failed)?;
                 None
             }
-            None if !is_greeted && began.elapsed() > PATIENCE => {
-                return Err(failed(ErrorKind::TimedOut.into()));
-            }
             None => None,
             Some(("progress", words)) if is_greeted => Some(words),
             Some(("done", words)) if is_greeted => return Ok((peer, words.into())),
             Some(("failed", _)) if cancelled.is_some() => return Err(Error::Cancelled),
             Some(("failed", what)) => return Err(Error::Owner(what.into())),
+            Some((DENIED, what)) => {
+                return Err(failed(io::Error::new(ErrorKind::PermissionDenied, what)));
+            }
             Some((CLOSED, _)) => {
                 let what = "it has closed the store";
                 return Err(failed(io::Error::new(ErrorKind::ConnectionRefused, what)));
@@ -800,7 +864,8 @@ fn connect(store: &Path) -> io::Result<(Peer, UnixStream)> {
     stream.set_read_timeout(Some(PAUSE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let peer = Peer::of(&stream)?;
-    if ![0, geteuid().as_raw(), fs::metadata(store)?.uid()].contains(&peer.user) {
+    let users = [0, geteuid().as_raw(), fs::metadata(store)?.uid()];
+    if !users.contains(&peer.user) || !peer.is_known() {
         let what = "the control socket belongs to another user than the store";
         return Err(io::Error::new(ErrorKind::PermissionDenied, what));
     }
@@ -815,25 +880,37 @@ struct Owner<'s> {
 }
 
 impl Owner<'_> {
-    /// Its next line; none if it says nothing for a moment.
+    /// Its next line; none if that is not complete within a moment. A terminal may show it.
     fn says(&mut self) -> io::Result<Option<String>> {
-        match self.lines.read_until(b'\n', &mut self.line) {
-            Err(error) if is_early(error.kind()) => return Ok(None),
-            Err(error) => return Err(error),
-            Ok(_) => {}
+        use ErrorKind::{Interrupted, TimedOut, UnexpectedEof, WouldBlock};
+        let part = match self.lines.fill_buf() {
+            Err(error) if matches!(error.kind(), WouldBlock | TimedOut | Interrupted) => {
+                return Ok(None);
+            }
+            part => part?,
+        };
+        if part.is_empty() {
+            return Err(io::Error::new(UnexpectedEof, "it has ended"));
         }
-        if self.line.pop() != Some(b'\n') {
-            return Err(io::Error::new(ErrorKind::UnexpectedEof, "it has ended"));
+        let end = part.iter().position(|byte| *byte == b'\n');
+        self.line.extend_from_slice(&part[..end.unwrap_or(part.len())]);
+        let used = end.map_or(part.len(), |end| end + 1);
+        self.lines.consume(used);
+        if self.line.len() > LINE_MAX {
+            return Err(io::Error::other("it says too much in one line"));
         }
-        let line = String::from_utf8_lossy(&self.line).into_owned();
-        self.line.clear();
-        Ok(Some(line))
+        Ok(end.map(|_| {
+            let line = String::from_utf8_lossy(&self.line).replace(char::is_control, " ");
+            self.line.clear();
+            line
+        }))
     }
 }
 
-/// Whether nothing has come yet.
-fn is_early(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+/// Whether the other side has ended, or has never taken the connection.
+fn has_ended(kind: ErrorKind) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(kind, BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 #[cfg(test)]
@@ -895,7 +972,8 @@ mod tests {
             changes: u64::MAX,
             duration: Duration::from_micros(6),
         };
-        assert_eq!(backup_of_words(&backup_to_words(&backup)), Some(backup));
+        let words = backup_to_words(&backup, (7, 8));
+        assert_eq!(backup_of_words(&words), Some((backup, (7, 8))));
         let compaction = CompactReport {
             bytes_before: 9,
             bytes_after: 8,

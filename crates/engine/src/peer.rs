@@ -34,9 +34,31 @@ impl Peer {
     }
 }
 
+impl Peer {
+    /// Whether the user has a number in this namespace of users. The kernel shows all users that
+    /// have none by one number, which is that of a user as well where all have theirs.
+    pub(crate) fn is_known(self) -> bool {
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        let nobody = read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(NOBODY);
+        let map = read("/proc/self/uid_map");
+        self.user != nobody || map.split_whitespace().eq(["0", "0", "4294967295"])
+    }
+}
+
+/// The usual number of users that have none.
+const NOBODY: u32 = 65534;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_users_are_known_but_nobody_of_a_namespace() {
+        let is_known = |user| Peer { process: 1, user }.is_known();
+        assert!(is_known(0) && is_known(1000));
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap();
+        assert_eq!(is_known(NOBODY), map.trim().ends_with(" 4294967295"));
+    }
 
     #[test]
     fn the_peer_of_a_pair_is_this_process() {

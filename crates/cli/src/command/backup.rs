@@ -102,8 +102,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let does = "backs it up itself (Store::backup)";
     let report = owner::there_or_here(path, does, there, here);
-    // A signal, and not the function that it cancelled, is the cause.
-    interrupt::check()?;
+    if report.is_err() {
+        // A signal, and not the function that it cancelled, is the cause.
+        interrupt::check()?;
+    }
     print(&report?, arguments)
 }
 

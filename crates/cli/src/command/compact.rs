@@ -57,7 +57,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
         })
     };
     let does = "compacts it itself (Store::compact)";
-    let report = owner::there_or_here(path, does, there, here)?;
+    let report = owner::there_or_here(path, does, there, here);
+    if report.is_err() {
+        // What has moved stays where it is, and the owner may still be at work.
+        interrupt::check()?;
+    }
+    let report = report?;
     // Closing the store may have made the file shorter still.
     let after = path.metadata().map_or(report.bytes_after, |file| file.len());
     print(arguments, &report, before.max(report.bytes_before), after.min(report.bytes_after))?;
@@ -85,10 +90,11 @@ fn with_progress<T>(
             finish(shown.take());
             (pass, seen) = (progress.pass, 0);
         }
-        let total = progress.pages_total * PAGE_SIZE as u64;
+        let bytes = |pages: u64| pages.saturating_mul(PAGE_SIZE as u64);
+        let total = bytes(progress.pages_total);
         let shown = shown.get_or_insert_with(|| DelayedProgress::new("compact", total));
         let more = progress.pages_seen.saturating_sub(seen);
-        shown.advance(more * PAGE_SIZE as u64);
+        shown.advance(bytes(more));
         seen += more;
         interrupt::flow()
     });

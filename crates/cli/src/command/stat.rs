@@ -26,8 +26,10 @@ Examples:
 'filled' is the share of the trees' pages that keys and values take.
 
 If a process has the store open for writing, and has a control socket (Store::control_socket in
-Rust), the command shows the state of the store in that process: its pool since the store was
-opened, its snapshots and transactions. It then knows neither the trees' names nor --full.";
+Rust), that process tells the state of the store: its pool since the store was opened, its snapshots
+and transactions, but not the names of the trees. With --full the command must open the store
+itself, and fails if a process has it open for writing. A store that a crashed process left is
+recovered first.";
 
 /// Show the sizes of a store and its trees
 #[derive(clap::Args)]
@@ -137,8 +139,13 @@ fn tree_stats(store: &Store, stat: &StoreStat, path: &Path) -> Outcome<Vec<(Stri
     })
 }
 
+/// Bytes of pages of 4 KiB.
+fn bytes(pages: u64) -> u64 {
+    pages.saturating_mul(4096)
+}
+
 fn store_fields(stat: &StoreStat, translation: Translation) -> Vec<(&'static str, String)> {
-    let pages = |count: u64| format!("{count} pages, {}", show(count * 4096));
+    let pages = |count: u64| format!("{count} pages, {}", show(bytes(count)));
     vec![
         ("format version", stat.format_version.to_string()),
         ("store id", format!("{:032x}", stat.store_id)),
@@ -158,7 +165,7 @@ fn owner_fields(owner: &OwnerStat) -> Vec<(&'static str, String)> {
         0 => "one of another container".into(),
         number => number.to_string(),
     };
-    let frames = |count: u64| show(count.saturating_mul(4096));
+    let frames = |count: u64| show(bytes(count));
     let times = |latency: &Latency| match latency.count {
         0 => String::new(),
         _ => format!("; half in {:.1?}, 99 of 100 in {:.1?}", latency.p50, latency.p99),
@@ -168,7 +175,7 @@ fn owner_fields(owner: &OwnerStat) -> Vec<(&'static str, String)> {
         None => stat.views.to_string(),
     };
     let filled = format!(
-        "{} of {}, {} at most",
+        "{} of {}; the peak was {}",
         frames(pool.resident_frames),
         frames(pool.capacity_frames),
         frames(pool.resident_frames_peak)
@@ -203,9 +210,9 @@ fn store_json(stat: &StoreStat, translation: Translation) -> Value {
         "format_version": stat.format_version,
         "store_id": format!("{:032x}", stat.store_id),
         "tree_page_bytes": stat.page_bytes,
-        "file_bytes": stat.file_pages * 4096,
-        "used_bytes": stat.used_pages * 4096,
-        "free_bytes": stat.free_pages * 4096,
+        "file_bytes": bytes(stat.file_pages),
+        "used_bytes": bytes(stat.used_pages),
+        "free_bytes": bytes(stat.free_pages),
         "pool_bytes": stat.pool_bytes,
         "translation": translation.name(),
         "tree_count": stat.trees,
@@ -225,8 +232,8 @@ fn pool_json(pool: &PoolStats) -> Value {
         })
     };
     json!({
-        "resident_bytes": pool.resident_frames.saturating_mul(4096),
-        "resident_bytes_peak": pool.resident_frames_peak.saturating_mul(4096),
+        "resident_bytes": bytes(pool.resident_frames),
+        "resident_bytes_peak": bytes(pool.resident_frames_peak),
         "hits": pool.hits,
         "misses": pool.misses,
         "prefetches": pool.prefetches,

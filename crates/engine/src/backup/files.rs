@@ -71,7 +71,8 @@ impl NewFile {
     /// [`Error::BadBackup`] with the first damage.
     pub(super) fn check(&self, pace: &mut Pace<'_>) -> Result<()> {
         let options = Options::new().read_only(true).pool_bytes(CHECK_POOL);
-        let store = Store::from_core(open::open(self.device.clone(), &options)?);
+        // An exit of the process does not wait for it.
+        let store = Store { core: Arc::new(open::open(self.device.clone(), &options)?) };
         let (mut pages, mut cancelled) = (0, None);
         let report = store.check_while(&mut |state| {
             let more = (state.pages_done - pages) * PAGE_SIZE as u64;

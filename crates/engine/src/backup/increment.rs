@@ -15,7 +15,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 use vellum_pool::{PAGE_SIZE, PageCopy, PageRef};
 
 use super::files::{Target, nameless_file, open_backup};
-use super::index::{ENTRY, Index, IndexWriter, begins_with, entry, ranges_of, sum};
+use super::index::{ENTRY, Index, IndexWriter, begins_with, entry, open_file, ranges_of, sum};
 use super::overlay::Overlay;
 use super::progress::Pace;
 use crate::error::{Error, Result};
@@ -183,12 +183,13 @@ impl io::Write for Appender<'_> {
 }
 
 /// Writes the increment that leads from `base` to a state that was written to `overlay`. Returns
-/// that state, and the length of the increment in bytes.
+/// that state, and the length of the increment in bytes. `pace` may end that.
 pub(super) fn write(
     to: Target<'_>,
     base: BackupState,
     overlay: &Overlay,
     recovered: &Recovered,
+    pace: &mut Pace<'_>,
 ) -> Result<(BackupState, u64)> {
     // An error of the store comes as one of the system, and goes back.
     let failed = |error: io::Error| error.downcast().unwrap_or_else(|error| to.failed_with(error));
@@ -199,6 +200,9 @@ pub(super) fn write(
     let (mut runs, mut frames, mut used) = (Vec::<(u64, u64)>::new(), 0, 0);
     for number in ranges.iter().flat_map(|(start, count)| *start..start + count) {
         used += 1;
+        if used % CHUNK as u64 == 0 {
+            pace.advance(0)?;
+        }
         if overlay.unchanged(number).map_err(failed)?.is_some() {
             continue;
         }
@@ -222,6 +226,9 @@ pub(super) fn write(
             }
         };
         index.add(&sum).map_err(failed)?;
+        if number % CHUNK as u64 == 0 {
+            pace.advance(0)?;
+        }
     }
     let (digest, mut file) = index.finish();
     file.flush_frames()?;
@@ -261,7 +268,7 @@ impl Increment {
     /// [`Error::BadBackup`] if it is none or is damaged; what the system said.
     pub(super) fn open(path: &Path) -> Result<Increment> {
         let failed = |source| Error::of_backup(format!("reading {}", path.display()))(source);
-        let file = File::open(path).map_err(|error| match error.kind() {
+        let file = open_file(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Error::NotFound(path.into()),
             _ => failed(error),
         })?;

@@ -8,11 +8,12 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use crc_fast::{CrcAlgorithm, Digest, checksum};
+use rustix::fs::{Mode, OFlags};
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, Space};
 
@@ -209,13 +210,27 @@ impl Index {
     }
 }
 
+/// Opens a file for reading. A pipe of that name does not keep the caller waiting.
+///
+/// # Errors
+/// It is neither a regular file nor a block device; what the system said.
+pub(super) fn open_file(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let kind = file.metadata()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    Ok(file)
+}
+
 /// Whether a file begins with these bytes.
 ///
 /// # Errors
 /// What the system said.
 pub(super) fn begins_with(path: &Path, at: u64, magic: &[u8]) -> io::Result<bool> {
     let mut found = vec![0; magic.len()];
-    match File::open(path)?.read_exact_at(&mut found, at) {
+    match open_file(path)?.read_exact_at(&mut found, at) {
         Ok(()) => Ok(found == magic),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
         Err(error) => Err(error),

@@ -228,6 +228,7 @@ impl Store {
             }
             None => None,
         };
+        pace.advance(0)?;
         file.publish()?;
         let file_bytes = copied.header.file_pages * PAGE_SIZE as u64;
         Ok(Backup { copied, file_bytes, read_bytes, noted })
@@ -260,7 +261,7 @@ impl Store {
         }
         let copied = copying.run(records)?;
         let (read_bytes, under_way) = copying.finish();
-        let (state, file_bytes) = increment::write(file.target(), state, &overlay, &copied)?;
+        let (state, file_bytes) = increment::write(file.target(), state, &overlay, &copied, pace)?;
         if options.check {
             pace.expect(file_bytes);
             let written = Increment::open(file.place()).and_then(|increment| {
@@ -274,6 +275,7 @@ impl Store {
                 error => error,
             })?;
         }
+        pace.advance(0)?;
         file.publish()?;
         let noted = under_way.map(|under_way| (under_way, state));
         Ok(Backup { copied, file_bytes, read_bytes, noted })

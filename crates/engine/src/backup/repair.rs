@@ -15,7 +15,7 @@ use vellum_pool::{PAGE_SIZE, PageRef};
 
 use super::files::nameless_file;
 use super::increment::{Increment, index_of, open_full};
-use super::index::{Index, sum};
+use super::index::{Index, open_file, sum};
 use super::progress::{BackupProgress, Pace};
 use super::restore::follows;
 use crate::error::{Error, Result};
@@ -108,7 +108,7 @@ impl Store {
         }
         drop(full);
         let failed = Error::of_backup(format!("reading {}", backup.display()));
-        let full = File::open(backup).map_err(failed)?;
+        let full = open_file(backup).map_err(failed)?;
         let source = RepairSource { full, increments, index, path: path.clone() };
         match pages.file.changes.repair_from(&state, Arc::new(source)) {
             true => Ok(()),

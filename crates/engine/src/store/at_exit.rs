@@ -132,6 +132,7 @@ fn open_stores() -> (Vec<Arc<StoreCore>>, bool) {
 }
 
 fn close(store: &StoreCore) {
+    store.closing.store(true, Ordering::Release);
     // In the lock order of all checkpoints. A checkpoint that is under way ends first.
     let mut checkpoints = store.checkpoint_lock();
     let closed = match store.pages.gate.freeze_within(GATE_PATIENCE) {

@@ -306,9 +306,13 @@ impl StoreCore {
     pub(crate) fn close(&self) -> Result<()> {
         self.pages.check_process()?;
         refuse_in_callback(&self.pages.gate)?;
+        // A request of another process may have the lock, and then ends.
+        self.closing.store(true, Ordering::Release);
         let mut checkpoints = self.checkpoint_lock();
-        let freeze = self.pages.freeze()?;
-        self.close_frozen(&freeze, &mut checkpoints)
+        let freeze = self.pages.freeze();
+        let closed = freeze.and_then(|freeze| self.close_frozen(&freeze, &mut checkpoints));
+        self.closing.store(false, Ordering::Release);
+        closed
     }
 
     /// As [`close`](Self::close), for a caller that has frozen the gate.

@@ -1,7 +1,7 @@
 //! The state that all handles of a store share: its pages, its trees by name, and its checkpoints.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use vellum_pool::device::Device;
@@ -39,10 +39,40 @@ pub(crate) struct StoreCore {
     pub late_redo: Option<LateRedo>,
     /// A compaction holds this lock.
     pub compacting: Mutex<()>,
-    /// Requests of other processes that have a handle of the store, at all of its control sockets.
-    pub requests: AtomicUsize,
+    /// Requests of other processes that have a handle of the store.
+    pub requests: Requests,
+    /// A thread waits to close the store.
+    pub closing: AtomicBool,
     /// What the opening did to recover the store.
     pub recovery: Option<RecoveryReport>,
+}
+
+/// How many requests of other processes have a handle of the store, at all of its control sockets.
+/// Each begins after it has its handle, and ends before it gives that back.
+#[derive(Debug, Default)]
+pub(crate) struct Requests(AtomicU64);
+
+impl Requests {
+    /// The upper half counts begins and ends, the lower half the requests that are under way.
+    const EVENT: u64 = 1 << 32;
+
+    pub(crate) fn begin(&self) {
+        self.0.fetch_add(Self::EVENT + 1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn end(&self) {
+        self.0.fetch_add(Self::EVENT - 1, Ordering::AcqRel);
+    }
+
+    /// Whether others than requests have handles of the store. It may say so although they have
+    /// none, if a request begins or ends meanwhile.
+    pub(crate) fn has_others(core: &Arc<StoreCore>) -> bool {
+        let before = core.requests.0.load(Ordering::Acquire);
+        let handles = Arc::strong_count(core) as u64;
+        fence(Ordering::Acquire);
+        let after = core.requests.0.load(Ordering::Acquire);
+        before != after || handles > before % Self::EVENT
+    }
 }
 
 /// The trees that have handles, by name.
@@ -94,7 +124,8 @@ impl StoreCore {
             checkpoints: Mutex::new(pool.with_space(|space| Checkpoints::of_file(free_map, space))),
             commits: GroupCommit::default(),
             compacting: Mutex::default(),
-            requests: AtomicUsize::new(0),
+            requests: Requests::default(),
+            closing: AtomicBool::new(false),
             recovery: None,
             pages: Arc::new(PageStore::new(pool, device, file, salvage)),
             cutter: None,

@@ -62,7 +62,7 @@ impl PoolStats {
     /// The share of accesses that found their page in memory, 0 to 1. Of all accesses only if the
     /// optimistic ones are reported, as a store's trees do.
     pub fn hit_rate(&self) -> f64 {
-        let accesses = self.hits + self.misses;
+        let accesses = self.hits.saturating_add(self.misses);
         if accesses == 0 { 1.0 } else { self.hits as f64 / accesses as f64 }
     }
 }
