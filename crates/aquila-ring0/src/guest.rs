@@ -14,16 +14,13 @@ use crate::cache::{PageCache, Replacement};
 use crate::current;
 use crate::entry::{Block, PAGE, is_in_ring_0};
 use crate::error::{Error, Result};
-use crate::memory::{KVM_PAGES, Mapped, Memory, Window, pointer};
+use crate::memory::{KVM_PAGES, MANAGED, Mapped, Memory, Window, pointer};
 use crate::message::say;
 use crate::pages::{Pages, RANGES};
 use crate::processor::{self, Calls, Model, Processor};
 
 /// The version of KVM's interface, which has not changed since 2007.
 const VERSION: i32 = 12;
-
-/// Addresses for managed ranges: one entry of the highest table.
-const MANAGED: u64 = 512 << 30;
 
 /// What has the contents of a managed range's pages.
 pub trait Handler: Send + Sync {
@@ -180,7 +177,8 @@ impl Guest {
             ranges: [const { AtomicPtr::new(std::ptr::null_mut()) }; RANGES],
         };
         let own = guest.memory.pages(1)?;
-        for address in processor::entries().into_iter().chain([own]) {
+        let tables = guest.memory.leaves();
+        for address in processor::entries().into_iter().chain([own, tables]) {
             if guest.make_window(address) == Window::None {
                 return Err(Error::NoMemory { doing: "giving a guest memory" });
             }
@@ -361,8 +359,10 @@ impl Guest {
             return Err(Error::NoMemory { doing: "making a managed range" });
         }
         let slot = self.ranges.get(number).ok_or(Error::TooManyRanges { most: RANGES })?;
+        let end = start + pages * PAGE as u64;
+        self.memory.link_managed(start..end)?;
         let backing = back(number, start)?;
-        (taken.next, taken.ranges) = (start + pages * PAGE as u64, number + 1);
+        (taken.next, taken.ranges) = (end, number + 1);
         let range = Range { start, pages, backing };
         slot.store(Box::into_raw(Box::new(range)), Ordering::Release);
         Ok((start, number))

@@ -12,7 +12,9 @@
 //! to 4 GiB is left out: it has the APIC's page, and pages that KVM needs on Intel.
 //!
 //! The tables themselves are in an [`Arena`], which is a slot of its own, so that a table's
-//! guest-physical address tells where the process sees it.
+//! guest-physical address tells where the process sees it. Those with the entries of managed pages
+//! are another slot, one after the other in the order of the addresses: an entry is found without a
+//! walk.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -39,10 +41,18 @@ pub(crate) const END: u64 = 0x7fff_ffff_f000;
 /// map them either.
 const START: u64 = 0x1_0000;
 
-/// The arena's guest-physical address, and its size: tables for 512 GiB of managed pages with some
-/// to spare. It takes memory only where it is used.
+/// The arena's guest-physical address, and its size. It takes memory only where it is used.
 const ARENA_PLACE: u64 = GIB;
 const ARENA: u64 = GIB;
+
+/// Bytes of managed addresses, which begin at a multiple of that: one entry of the highest table.
+pub(crate) const MANAGED: u64 = 512 << 30;
+
+/// Bytes of their entries, which take memory only where pages are.
+const LEAVES: u64 = MANAGED / PAGE as u64 * 8;
+
+/// Bytes of addresses that a table of level 1 has entries for.
+const LEAF: u64 = 1 << 21;
 
 /// What KVM keeps for itself on Intel processors, between 3 and 4 GiB.
 pub(crate) const KVM_PAGES: u64 = 0xfffb_c000;
@@ -212,6 +222,9 @@ pub(crate) enum Window {
 pub(crate) struct Memory {
     arena: Arena,
     root: u64,
+    /// The tables of managed pages, and their guest-physical address.
+    leaves: Mapped,
+    leaves_place: u64,
     has_large_pages: bool,
     slots: Mutex<Slots>,
     windows: AtomicU64,
@@ -231,14 +244,22 @@ impl Memory {
         let next_place = ARENA_PLACE + ARENA;
         let mut state = Slots { next_slot: 0, slots, next_place, end };
         state.add(vm, ARENA_PLACE, arena.memory.start(), ARENA)?;
+        let leaves = Mapped::new(LEAVES, GIB, ProtFlags::READ | ProtFlags::WRITE)?;
+        let leaves_place = state.place(LEAVES)?;
+        state.add(vm, leaves_place, leaves.start(), LEAVES)?;
         let (slots, windows) = (Mutex::new(state), AtomicU64::new(0));
         let generation = AtomicU64::new(0);
-        Ok(Self { arena, root, has_large_pages, slots, windows, generation })
+        Ok(Self { arena, root, leaves, leaves_place, has_large_pages, slots, windows, generation })
     }
 
     /// The value of CR3.
     pub(crate) fn root(&self) -> u64 {
         self.root
+    }
+
+    /// The first address of the tables of managed pages, which are in one window.
+    pub(crate) fn leaves(&self) -> u64 {
+        self.leaves.start()
     }
 
     /// Zeroed pages for the guest's structures.
@@ -322,10 +343,31 @@ impl Memory {
         Ok(place)
     }
 
+    /// Has processors find the tables of managed pages.
+    ///
+    /// # Errors
+    /// When the arena is used up.
+    pub(crate) fn link_managed(&self, range: std::ops::Range<u64>) -> Result<()> {
+        for address in (range.start & !(LEAF - 1)..range.end).step_by(LEAF as usize) {
+            let leaf = self.leaves_place + address % MANAGED / LEAF * PAGE as u64;
+            let entry = self.entry(address, 2)?;
+            entry.store(leaf | PRESENT | WRITABLE | ACCESSED, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// The entry of a managed page.
+    fn managed_entry(&self, address: u64) -> &AtomicU64 {
+        let page = address % MANAGED / PAGE as u64;
+        // SAFETY: there is a word for each page, which the process and the guest change by atomic
+        // operations alone.
+        unsafe { &*pointer::<AtomicU64>(self.leaves.start() + page * 8) }
+    }
+
     /// Enters a page at a managed address, once: of several threads, one calls `fill`, which
     /// returns the guest-physical address, and the others wait. Runs in ring 0.
     pub(crate) fn map_page(&self, address: u64, fill: impl FnOnce() -> Option<u64>) -> bool {
-        let Ok(entry) = self.entry(address, 1) else { return false };
+        let entry = self.managed_entry(address);
         loop {
             match entry.compare_exchange(0, FILLING, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => break,
@@ -350,16 +392,15 @@ impl Memory {
 
     // Pages of caches, by the addresses where they are mapped. Runs in both rings.
 
-    /// Enters a page, with the bits that the entry has kept. False if there is no memory for
-    /// tables.
-    pub(crate) fn map_frame(&self, address: u64, place: u64, writable: bool) -> bool {
-        let Ok(entry) = self.entry(address, 1) else { return false };
+    /// Enters a page, with the bits that the entry has kept.
+    pub(crate) fn map_frame(&self, address: u64, place: u64, writable: bool) {
+        let entry = self.managed_entry(address);
         let access = PRESENT | if writable { WRITABLE } else { 0 };
         let mut found = entry.load(Ordering::Acquire);
         loop {
             let new = found & (ACCESSED | DIRTY) | place | access;
             match entry.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return true,
+                Ok(_) => return,
                 // The processor has set a bit.
                 Err(newer) => found = newer,
             }
@@ -368,43 +409,36 @@ impl Memory {
 
     /// Takes a page out. The entry still tells whether it was stored to.
     pub(crate) fn unmap_frame(&self, address: u64) {
-        if let Ok(entry) = self.entry(address, 1) {
-            entry.fetch_and(DIRTY, Ordering::AcqRel);
-        }
+        self.managed_entry(address).fetch_and(DIRTY, Ordering::AcqRel);
     }
 
     /// Forgets a page that is not mapped any more, or has never been.
     pub(crate) fn forget(&self, address: u64) {
-        if let Ok(entry) = self.entry(address, 1) {
-            entry.store(0, Ordering::Release);
-        }
+        self.managed_entry(address).store(0, Ordering::Release);
     }
 
     /// Clears the dirty bit. Processors set it again only after they have forgotten the entry.
     pub(crate) fn clean(&self, address: u64) {
-        if let Ok(entry) = self.entry(address, 1) {
-            entry.fetch_and(!DIRTY, Ordering::AcqRel);
-        }
+        self.managed_entry(address).fetch_and(!DIRTY, Ordering::AcqRel);
     }
 
     /// Whether the program has stored to the page since it was entered or cleaned.
     pub(crate) fn is_dirty(&self, address: u64) -> bool {
-        self.entry(address, 1).is_ok_and(|entry| entry.load(Ordering::Acquire) & DIRTY != 0)
+        self.managed_entry(address).load(Ordering::Acquire) & DIRTY != 0
     }
 
     /// Whether the program has accessed the page since the last call. A processor that knows the
     /// entry does not set the bit again until it forgets it, with the next batch: until then the
     /// page looks unused.
     pub(crate) fn take_accessed(&self, address: u64) -> bool {
-        self.entry(address, 1).is_ok_and(|entry| {
-            entry.load(Ordering::Relaxed) & ACCESSED != 0
-                && entry.fetch_and(!ACCESSED, Ordering::AcqRel) & ACCESSED != 0
-        })
+        let entry = self.managed_entry(address);
+        entry.load(Ordering::Relaxed) & ACCESSED != 0
+            && entry.fetch_and(!ACCESSED, Ordering::AcqRel) & ACCESSED != 0
     }
 
     /// Whether a page is entered.
     pub(crate) fn is_mapped(&self, address: u64) -> bool {
-        self.entry(address, 1).is_ok_and(|entry| entry.load(Ordering::Acquire) & PRESENT != 0)
+        self.managed_entry(address).load(Ordering::Acquire) & PRESENT != 0
     }
 
     /// The entry of a level (1 for pages of 4 KiB, 3 for 1 GiB) for an address, with the tables
