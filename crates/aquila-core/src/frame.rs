@@ -63,6 +63,7 @@ impl Key {
     }
 
     /// The same as a word, which is never zero.
+    #[inline]
     pub const fn word(self) -> u64 {
         self.0
     }
@@ -169,11 +170,13 @@ impl<'a> Frames<'a> {
         self.words.len() as u32
     }
 
+    #[inline]
     pub(crate) fn word(&self, frame: Frame) -> Word {
         Word(self.words[frame as usize].load(Ordering::Acquire))
     }
 
     /// The page in a frame, or the last one that was in it.
+    #[inline]
     pub(crate) fn key(&self, frame: Frame) -> Option<Key> {
         Key::of_word(self.keys[frame as usize].load(Ordering::Acquire))
     }
@@ -202,6 +205,7 @@ impl<'a> Frames<'a> {
     }
 
     /// Pins the page `key` if it is in this frame.
+    #[inline]
     pub(crate) fn pin(&self, frame: Frame, key: Key) -> Pin {
         let mut word = self.word(frame);
         loop {
@@ -223,6 +227,7 @@ impl<'a> Frames<'a> {
         }
     }
 
+    #[inline]
     pub(crate) fn unpin(&self, frame: Frame) {
         let old = self.words[frame as usize].fetch_sub(PIN, Ordering::AcqRel);
         debug_assert_ne!(old & PINS, 0);
@@ -280,6 +285,7 @@ impl<'a> Frames<'a> {
     }
 
     /// Notes an access.
+    #[inline]
     pub(crate) fn reference(&self, frame: Frame) {
         if self.words[frame as usize].load(Ordering::Relaxed) & REFERENCED == 0 {
             self.words[frame as usize].fetch_or(REFERENCED, Ordering::Relaxed);
@@ -325,6 +331,7 @@ impl<'a> Frames<'a> {
         }
     }
 
+    #[inline]
     fn exchange(&self, frame: Frame, old: Word, new: u64) -> Result<(), Word> {
         self.words[frame as usize]
             .compare_exchange(old.0, new, Ordering::AcqRel, Ordering::Acquire)

@@ -76,8 +76,23 @@ impl<'a> Index<'a> {
     }
 
     /// The frame that has a page, or is being filled with it.
+    #[inline]
     pub(crate) fn find(&self, key: Key) -> Option<Frame> {
-        self.search(key).ok()
+        self.first(key).or_else(|| self.search(key).ok())
+    }
+
+    /// The frame that has a page, if it is the first of its list. Most are. This is the first step
+    /// of [`search`](Self::search), in a third of the instructions.
+    #[inline]
+    fn first(&self, key: Key) -> Option<Frame> {
+        let bucket = &self.buckets[self.bucket(key)];
+        let value = Link(bucket.load(Ordering::Acquire));
+        let frame = value.next()?;
+        let link = Link(self.links[frame as usize].load(Ordering::Acquire));
+        let found = self.keys[frame as usize].load(Ordering::Acquire);
+        let is_it =
+            found == key.word() && !link.is_marked() && bucket.load(Ordering::Acquire) == value.0;
+        is_it.then_some(frame)
     }
 
     /// Adds a frame, whose key is set. `Err`: the frame that has the page already.
@@ -148,6 +163,7 @@ impl<'a> Index<'a> {
     }
 
     /// The bucket of a key. Neighbouring pages have different ones.
+    #[inline]
     fn bucket(&self, key: Key) -> usize {
         const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
         let bits = self.buckets.len().trailing_zeros();

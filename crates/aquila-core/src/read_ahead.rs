@@ -45,6 +45,7 @@ pub struct Pattern(AtomicU64);
 
 impl Pattern {
     /// What a fault on a page should read.
+    #[inline]
     pub fn plan(&self, page: u64, advice: Advice) -> Plan {
         let word = self.0.load(Ordering::Relaxed);
         let (expected, window) = (word >> WINDOW_BITS, (word & WINDOW) as u32);
@@ -60,6 +61,7 @@ impl Pattern {
     }
 
     /// A fault on a page has read so many pages, that one included.
+    #[inline]
     pub fn advance(&self, page: u64, pages: u32) {
         let window = u64::from(pages.clamp(1, MOST_PAGES));
         let expected = page.wrapping_add(window);

@@ -37,6 +37,7 @@ impl Counters {
         Self(words.map(AtomicU64::new))
     }
 
+    #[inline]
     pub(crate) fn add(&self, count: Count, events: u64) {
         self.0[count as usize].fetch_add(events, Ordering::Relaxed);
     }

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 use self_cell::self_cell;
 use vellum_aquila_core::{
-    Access, Cache as CoreCache, Clock, Counters, Evictor, Fault, Frame, Key, Layout, Lru, Policy,
-    S3Fifo,
+    Access, Advice, Cache as CoreCache, Clock, Counters, Evictor, Fault, Frame, Key, Layout, Lru,
+    Policy, S3Fifo,
 };
 
 use crate::error::Result;
@@ -51,8 +51,13 @@ impl Policy for AnyPolicy<'_> {
         self.get().admit(frame, key);
     }
 
+    /// Each fault of a page that is there comes here, and CLOCK has nothing to do.
     fn touch(&self, frame: Frame) {
-        self.get().touch(frame);
+        match self {
+            Self::Clock(policy) => policy.touch(frame),
+            Self::Lru(policy) => policy.touch(frame),
+            Self::S3Fifo(policy) => policy.touch(frame),
+        }
     }
 
     fn remove(&self, frame: Frame, key: Key) {
@@ -132,10 +137,16 @@ impl PageCache {
         if !file.is_open.load(Ordering::Acquire) || (is_store && !file.writable) {
             return false;
         }
-        let plan = file.pattern.plan(page, file.advice());
-        let ahead = u64::from(plan.ahead).min(file.pages().saturating_sub(page + 1)) as u32;
         // The dirty bit tells of a store, so it is the same as a load.
         let access = Access::Read;
+        let advice = file.advice();
+        if advice == Advice::Random {
+            // Without a look at the pattern, which would read nothing ahead.
+            let fault = Fault { key, access, ahead: 0, used: 0, place: file };
+            return self.core().fault(&fault).is_ok();
+        }
+        let plan = file.pattern.plan(page, advice);
+        let ahead = u64::from(plan.ahead).min(file.pages().saturating_sub(page + 1)) as u32;
         let fault = Fault { key, access, ahead, used: plan.used, place: file };
         let handled = self.core().fault(&fault);
         if let Ok(pages) = handled {

@@ -28,6 +28,7 @@ impl<'a> Clock<'a> {
 impl Policy for Clock<'_> {
     fn admit(&self, _: Frame, _: Key) {}
 
+    #[inline]
     fn touch(&self, _: Frame) {}
 
     fn remove(&self, _: Frame, _: Key) {}
