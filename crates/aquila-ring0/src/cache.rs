@@ -141,7 +141,7 @@ impl PageCache {
         let access = Access::Read;
         let advice = file.advice();
         if advice == Advice::Random {
-            // Without a look at the pattern, which would read nothing ahead.
+            // Random advice reads nothing ahead, so the pattern is neither asked nor changed.
             let fault = Fault { key, access, ahead: 0, used: 0, place: file };
             return self.core().fault(&fault).is_ok();
         }

@@ -586,7 +586,10 @@ int vellum_store_compact(const vellum_store *store, vellum_progress progress, vo
 int vellum_control_socket_open(const vellum_store *store, const char *path,
 			       vellum_control_socket **result);
 
-/* Ends what other processes have asked for, and removes the socket. Does nothing with NULL. */
+/*
+ * Ends what other processes have asked for, waits for that, and removes the socket. A progress
+ * function must not call it. Does nothing with NULL.
+ */
 void vellum_control_socket_close(vellum_control_socket *socket);
 
 #ifdef __cplusplus

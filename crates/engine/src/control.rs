@@ -6,8 +6,8 @@
 //! letters for the options, and the limit of bytes in a second or nothing; `compact`; `stat`;
 //! `resize-pool`, with the bytes. The answer is lines: `vellum` with [`VERSION`] and the identity
 //! of the store's file, then `progress` with numbers now and then, and at the end `done` with the
-//! report, `failed` with the error, or [`CLOSED`]. A client that sends an end of file ends its
-//! request.
+//! report, `failed` with the error, [`CLOSED`], or [`DENIED`] with the reason. A client that sends
+//! an end of file ends its request.
 //!
 //! Both sides ask the kernel who the other one is. The owner of the store serves its own user and
 //! root; a client believes root, its own user, and the owner of the store's file.
@@ -322,8 +322,7 @@ fn serve(shared: &Shared, client: &UnixStream) -> io::Result<()> {
 /// Does what a client has asked for, and returns the answer.
 fn perform(shared: &Shared, client: &UnixStream, store: &Store, request: Request) -> String {
     let core = &store.core;
-    core.requests.begin();
-    let _ended = OnDrop(|| core.requests.end());
+    let _under_way = core.requests.begin();
     let (mut told, mut closes) = (None::<Instant>, false);
     let mut tell = |numbers: &[u64]| {
         // If only requests have the store, it is to close.
@@ -370,22 +369,13 @@ fn perform(shared: &Shared, client: &UnixStream, store: &Store, request: Request
     }
 }
 
-/// Calls a function at the end, also that by a panic.
-struct OnDrop<F: Fn()>(F);
-
-impl<F: Fn()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        self.0();
-    }
-}
-
 /// Whether the other side has sent its end of file.
 fn has_hung_up(client: &UnixStream) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     matches!(recv(client, &mut [0_u8; 1][..], flags), Ok((_, 0)))
 }
 
-/// Sends a line, unless the other side has not read so many that there is no room.
+/// Sends a line if the socket has room for it. A client that does not read misses some.
 fn say_if_room(stream: &UnixStream, line: &str) -> io::Result<()> {
     let line = line.to_owned() + "\n";
     // The kernel takes a short message as a whole, or not at all.
@@ -880,7 +870,8 @@ struct Owner<'s> {
 }
 
 impl Owner<'_> {
-    /// Its next line; none if that is not complete within a moment. A terminal may show it.
+    /// Its next line; none if that is not complete within a moment. Control characters become
+    /// spaces, because a terminal may show the line.
     fn says(&mut self) -> io::Result<Option<String>> {
         use ErrorKind::{Interrupted, TimedOut, UnexpectedEof, WouldBlock};
         let part = match self.lines.fill_buf() {

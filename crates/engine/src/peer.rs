@@ -32,32 +32,34 @@ impl Peer {
             _ => Err(io::Error::last_os_error()),
         }
     }
-}
 
-impl Peer {
-    /// Whether the user has a number in this namespace of users. The kernel shows all users that
-    /// have none by one number, which is that of a user as well where all have theirs.
+    /// Whether this process' namespace of users has a number for the user. The kernel shows every
+    /// user without one as the overflow user. Where each user has a number, the overflow user is a
+    /// user like others.
     pub(crate) fn is_known(self) -> bool {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-        let nobody = read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(NOBODY);
-        let map = read("/proc/self/uid_map");
-        self.user != nobody || map.split_whitespace().eq(["0", "0", "4294967295"])
+        let overflow_user = read("/proc/sys/kernel/overflowuid").trim().parse();
+        // Lines of three numbers: the first user here, the first one outside, and how many.
+        let users = read("/proc/self/uid_map");
+        let all_users = ["0", "0", "4294967295"];
+        self.user != overflow_user.unwrap_or(OVERFLOW_USER)
+            || users.split_whitespace().eq(all_users)
     }
 }
 
-/// The usual number of users that have none.
-const NOBODY: u32 = 65534;
+/// The overflow user, unless the administrator has chosen another one.
+const OVERFLOW_USER: u32 = 65534;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn all_users_are_known_but_nobody_of_a_namespace() {
+    fn the_overflow_user_is_known_where_each_user_has_a_number() {
         let is_known = |user| Peer { process: 1, user }.is_known();
         assert!(is_known(0) && is_known(1000));
-        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap();
-        assert_eq!(is_known(NOBODY), map.trim().ends_with(" 4294967295"));
+        let users = std::fs::read_to_string("/proc/self/uid_map").unwrap();
+        assert_eq!(is_known(OVERFLOW_USER), users.trim().ends_with(" 4294967295"));
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl NewFile {
     /// [`Error::BadBackup`] with the first damage.
     pub(super) fn check(&self, pace: &mut Pace<'_>) -> Result<()> {
         let options = Options::new().read_only(true).pool_bytes(CHECK_POOL);
-        // An exit of the process does not wait for it.
+        // Without `at_exit`: an exit of the process would wait for the end of the check.
         let store = Store { core: Arc::new(open::open(self.device.clone(), &options)?) };
         let (mut pages, mut cancelled) = (0, None);
         let report = store.check_while(&mut |state| {

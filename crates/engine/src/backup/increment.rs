@@ -183,7 +183,8 @@ impl io::Write for Appender<'_> {
 }
 
 /// Writes the increment that leads from `base` to a state that was written to `overlay`. Returns
-/// that state, and the length of the increment in bytes. `pace` may end that.
+/// that state, and the length of the increment in bytes. The caller's function may end the
+/// writing by `pace`.
 pub(super) fn write(
     to: Target<'_>,
     base: BackupState,
@@ -217,7 +218,9 @@ pub(super) fn write(
     let table: Vec<u8> = runs.iter().flat_map(|(first, count)| entry(*first, *count)).collect();
     file.write_all(&table).map_err(failed)?;
     let mut index = IndexWriter::new(file, &ranges).map_err(failed)?;
-    for number in ranges.iter().flat_map(|(start, count)| *start..start + count) {
+    for (seen, number) in
+        (0_u64..).zip(ranges.iter().flat_map(|(start, count)| *start..start + count))
+    {
         let sum = match overlay.unchanged(number).map_err(failed)? {
             Some(sum) => sum,
             None => {
@@ -226,7 +229,7 @@ pub(super) fn write(
             }
         };
         index.add(&sum).map_err(failed)?;
-        if number % CHUNK as u64 == 0 {
+        if seen % CHUNK as u64 == 0 {
             pace.advance(0)?;
         }
     }

@@ -306,7 +306,7 @@ impl StoreCore {
     pub(crate) fn close(&self) -> Result<()> {
         self.pages.check_process()?;
         refuse_in_callback(&self.pages.gate)?;
-        // A request of another process may have the lock, and then ends.
+        // A request of another process that holds the lock looks at this, and ends.
         self.closing.store(true, Ordering::Release);
         let mut checkpoints = self.checkpoint_lock();
         let freeze = self.pages.freeze();

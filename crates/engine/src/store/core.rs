@@ -56,12 +56,10 @@ impl Requests {
     /// The upper half counts begins and ends, the lower half the requests that are under way.
     const EVENT: u64 = 1 << 32;
 
-    pub(crate) fn begin(&self) {
+    /// A request begins. It ends when the caller drops what this returns.
+    pub(crate) fn begin(&self) -> UnderWay<'_> {
         self.0.fetch_add(Self::EVENT + 1, Ordering::AcqRel);
-    }
-
-    pub(crate) fn end(&self) {
-        self.0.fetch_add(Self::EVENT - 1, Ordering::AcqRel);
+        UnderWay(self)
     }
 
     /// Whether others than requests have handles of the store. It may say so although they have
@@ -72,6 +70,15 @@ impl Requests {
         fence(Ordering::Acquire);
         let after = core.requests.0.load(Ordering::Acquire);
         before != after || handles > before % Self::EVENT
+    }
+}
+
+/// A request that is under way.
+pub(crate) struct UnderWay<'r>(&'r Requests);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_add(Requests::EVENT - 1, Ordering::AcqRel);
     }
 }
 
