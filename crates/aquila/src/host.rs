@@ -202,7 +202,7 @@ impl HostFile {
     /// Looks at the file's length.
     pub(crate) fn look(&self) -> Result<u64, Errno> {
         let length = fstat(self.reader()?)?.st_size.cast_unsigned();
-        self.pages.store(length.div_ceil(PAGE_SIZE as u64), Ordering::Relaxed);
+        self.pages.store(pages_of(length), Ordering::Relaxed);
         Ok(length)
     }
 
@@ -372,6 +372,16 @@ impl Host {
         let (bytes, faults) = (from.pages as usize * PAGE_SIZE, (&self.uffd, faults));
         // SAFETY: the addresses are the place's, whose mapping lives, and there are no frames.
         unsafe { sys::Mapped::put_at(from.start, bytes, part, from.writable, faults) }
+    }
+
+    /// Has accesses fail to a page that is not in the cache, until its translation is dropped.
+    pub(crate) fn poison(&self, address: usize) -> Result<(), Errno> {
+        if self.write_protect {
+            // Where the kernel unmaps a protected page of a file it leaves a mark, which no poison
+            // replaces, and which only this takes away.
+            let _ = sys::write_protect(&self.uffd, address, PAGE_SIZE, false);
+        }
+        sys::poison(&self.uffd, address, PAGE_SIZE)
     }
 
     /// Copies bytes out of a frame that the thread has pinned.
@@ -589,6 +599,11 @@ impl Host {
 /// Pages in order, those of each file together.
 fn by_file(pages: &[Page]) -> impl Iterator<Item = &[Page]> {
     pages.chunk_by(|one, next| one.key.file() == next.key.file())
+}
+
+/// Pages of a file with so many bytes, the last of which may be a part of one.
+pub(crate) fn pages_of(length: u64) -> u64 {
+    length.div_ceil(PAGE_SIZE as u64)
 }
 
 fn offset(page: &Page) -> u64 {

@@ -9,7 +9,7 @@
 //! A page that cannot be had is *poisoned*: the access that waits fails as it would in a mapping of
 //! the kernel's, by SIGBUS or with `EFAULT`. The poison is taken away soon, because the page may be
 //! had later: the file may become longer, or the storage work again. An access that has not seen
-//! the poison by then faults once more.
+//! the poison by then faults once more. [`crate::Cache::set_length`] takes it away at once.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

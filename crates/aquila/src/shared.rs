@@ -25,7 +25,7 @@ use vellum_aquila_core::{
 use crate::anonymous::drop_translations;
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
-use crate::host::{Copies, Failure, Home, Host, HostFile, MOST_FILES};
+use crate::host::{Copies, Failure, Home, Host, HostFile, MOST_FILES, pages_of};
 use crate::live::LiveCounters;
 use crate::place::{self, Place};
 use crate::probe::{Frames, USERFAULTFD, Userfaultfd};
@@ -295,10 +295,13 @@ impl Shared {
 
     /// The same for a thread that did not fault itself. A page that cannot be had is poisoned.
     pub(crate) fn fault_of_another(&self, place: &Place, page: u64, is_store: bool) -> Outcome {
-        if self.fault(place, page, is_store).is_ok() {
-            return Outcome::Handled;
-        }
-        let poison = |address: usize| sys::poison(&self.host().uffd, address, PAGE_SIZE).is_ok();
+        let Err(failed) = self.fault(place, page, is_store) else { return Outcome::Handled };
+        let poison = |address: usize| {
+            // The file may have become longer since, and `end_poison_from` may be over.
+            let is_there = matches!(failed, CoreError::Machine(Failure::BeyondEnd))
+                && self.file(place.mapped().file).look().is_ok_and(|end| page < pages_of(end));
+            !is_there && self.host().poison(address).is_ok()
+        };
         match self.alone_with(place, page, poison) {
             Some(true) => Outcome::Poisoned,
             _ => Outcome::NotNow,
@@ -310,6 +313,20 @@ impl Shared {
     pub(crate) fn end_poison(&self, place: &Place, page: u64) -> bool {
         let drop = |address| drop_translations(address, PAGE_SIZE);
         self.alone_with(place, page, drop).is_some()
+    }
+
+    /// Takes the poison of all pages of a file from this one on away: the file may have them now.
+    /// With threads all frames are in memory files, so that pages that are there lose no bytes.
+    fn end_poison_from(&self, number: u32, first: u64) {
+        let _alone = self.file(number).stop();
+        for used in place::of_file(self.number, number) {
+            let mapped = used.place().mapped();
+            let first = first.max(mapped.first);
+            if let Some(start) = mapped.address(first) {
+                let end = mapped.first + mapped.pages;
+                drop_translations(start, (end - first) as usize * PAGE_SIZE);
+            }
+        }
     }
 
     /// Calls a function with the address of a page that is not in the cache, and that no thread
@@ -578,7 +595,7 @@ impl Shared {
         let number = place.mapped().file;
         let file = self.file(number);
         let length = file.look().map_err(|errno| Error::of(doing, errno))?;
-        let end = (*pages.end() + 1).min(length.div_ceil(PAGE_SIZE as u64));
+        let end = (*pages.end() + 1).min(pages_of(length));
         let most = u64::from(self.core().size());
         let (start, mut done) = (*pages.start(), 0);
         while start + done < end && done < most {
@@ -710,7 +727,7 @@ impl Shared {
     fn set_length_of(&self, number: u32, descriptor: &File, length: u64) -> Result<()> {
         let failed = |errno| Error::of(DOING_LENGTH, errno);
         let file = self.file(number);
-        let _stays = file.stay();
+        let stays = file.stay();
         let before = file.look().map_err(failed)?;
         if before < length {
             // What was stored beyond the end is not in the file.
@@ -721,16 +738,18 @@ impl Shared {
         if length < before {
             self.clear_end(number, length)?;
         }
-        let first = length.div_ceil(PAGE_SIZE as u64);
-        if first >= Key::PAGES {
-            return Ok(());
+        let stay = match pages_of(length) {
+            Key::PAGES.. => 0,
+            first => {
+                let beyond = keys(number, first..=Key::PAGES - 1);
+                self.core().evict_range(beyond, true).0.stay
+            }
+        };
+        drop(stays);
+        if before < length && self.has_threads() {
+            self.end_poison_from(number, pages_of(before));
         }
-        let beyond = keys(number, first..=Key::PAGES - 1);
-        let (evicted, _) = self.core().evict_range(beyond, true);
-        match evicted.stay {
-            0 => Ok(()),
-            _ => Err(Error::Full { doing: DOING_LENGTH }),
-        }
+        if stay == 0 { Ok(()) } else { Err(Error::Full { doing: DOING_LENGTH }) }
     }
 
     /// Fills the rest of the last page of a file with zeros, which show if it becomes longer again.

@@ -117,9 +117,7 @@ fn a_call_fails_beyond_the_end_and_works_once_the_file_has_the_page() {
         let file = fixture.file(2);
         let mapping = cache.map(&file, ..8 * PAGE_SIZE as u64, Access::ReadWrite).unwrap();
         let other = create(&fixture.path().with_extension("other"));
-        let try_write = |page: usize| {
-            rustix::io::pwrite(other.as_fd(), &bytes(&mapping)[page * PAGE_SIZE..][..8], 0)
-        };
+        let try_write = |page| try_call(&mapping, page, &other);
         for round in 0..3 {
             assert_eq!(try_write(1), Ok(8), "round {round}");
             assert_eq!(try_write(2), Err(Errno::FAULT), "round {round}");
@@ -130,7 +128,11 @@ fn a_call_fails_beyond_the_end_and_works_once_the_file_has_the_page() {
         assert_eq!(rustix::io::pwrite(other.as_fd(), part, 0), Ok(PAGE_SIZE));
         file.set_len(8 * PAGE_SIZE as u64).unwrap();
         file.write_all_at(&9_u64.to_le_bytes(), 7 * PAGE_SIZE as u64).unwrap();
-        eventually("the page is there", || try_write(7) == Ok(8));
+        // Each page has its own poison, which ends at its own time.
+        for page in [2, 7] {
+            eventually("the page is there", || try_write(page) == Ok(8));
+        }
+        assert_eq!(try_write(7), Ok(8));
         assert_eq!(common::word_in(&other, 0), 9);
         // A store is not lost with the poison of the page.
         for round in 0..50 {
@@ -138,6 +140,34 @@ fn a_call_fails_beyond_the_end_and_works_once_the_file_has_the_page() {
             store(&mapping, page, 1, round as u64);
             assert_eq!(load(&mapping, page, 1), round as u64);
             std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+}
+
+/// A file that becomes longer by the cache has its new pages at once.
+#[test]
+fn no_page_is_poisoned_any_more_once_the_cache_has_made_the_file_longer() {
+    for cache in caches(4) {
+        let fixture = Fixture::new();
+        let file = fixture.file(2);
+        let all = ..8 * PAGE_SIZE as u64;
+        let mappings =
+            [Access::ReadWrite, Access::Read].map(|access| cache.map(&file, all, access));
+        let [mapping, second] = mappings.map(Result::unwrap);
+        let other = create(&fixture.path().with_extension("other"));
+        let try_call = |mapping, page| try_call(mapping, page, &other);
+        for round in 0..20 {
+            for page in 2..8 {
+                assert_eq!(try_call(&mapping, page), Err(Errno::FAULT), "round {round}");
+                assert_eq!(try_call(&second, page), Err(Errno::FAULT), "round {round}");
+            }
+            cache.set_length(&file, 7 * PAGE_SIZE as u64).unwrap();
+            for page in 2..7 {
+                store(&mapping, page, 1, round);
+                assert_eq!(load(&second, page, 1), round);
+            }
+            assert_eq!(try_call(&mapping, 7), Err(Errno::FAULT), "round {round}");
+            cache.set_length(&file, 2 * PAGE_SIZE as u64).unwrap();
         }
     }
 }
@@ -178,7 +208,8 @@ fn no_access_waits_for_ever() {
         let second = has_two.then(|| cache.map(&file, .., Access::Read).unwrap());
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
-                let (mapping, second, null) = (&mapping, second.as_ref(), null());
+                let (mapping, second) = (&mapping, second.as_ref());
+                let other = create(&fixture.path().with_extension(thread.to_string()));
                 scope.spawn(move || {
                     for round in 0..ROUNDS {
                         let page = page_of(round, thread);
@@ -186,8 +217,8 @@ fn no_access_waits_for_ever() {
                             0 => store(mapping, page, 8 + thread, round as u64),
                             1 => assert_eq!(load(mapping, page, 0), pattern(page)),
                             2 => {
-                                let part = &bytes(second.unwrap_or(mapping))[page * PAGE_SIZE..];
-                                assert_eq!(rustix::io::write(&null, &part[..8]), Ok(8));
+                                let called = try_call(second.unwrap_or(mapping), page, &other);
+                                assert_eq!(called, Ok(8));
                             }
                             _ => drop(mapping.evict(page * PAGE_SIZE..(page + 1) * PAGE_SIZE)),
                         }
@@ -203,8 +234,9 @@ fn no_access_waits_for_ever() {
     }
 }
 
-fn null() -> File {
-    File::options().write(true).open("/dev/null").unwrap()
+/// Has the kernel read the first word of a page. A device like `/dev/null` would not.
+fn try_call(mapping: &Mapping, page: usize, to: &File) -> Result<usize, Errno> {
+    rustix::io::pwrite(to, &bytes(mapping)[page * PAGE_SIZE..][..8], 0)
 }
 
 /// Threads of caches in this process.
