@@ -1,11 +1,10 @@
 //! A cache of file pages whose faults ring 0 handles: the core on [`Pages`].
 //!
-//! One thread at a time is in a machine that has a cache. So the processor that evicts is the only
-//! one that runs: it forgets its translations itself, once for a batch, and counts a generation.
-//! A processor that has not seen the last generation forgets all before it runs.
+//! Threads in ring 0 and in ring 3 use it at the same time. `shootdown.rs` has virtual processors
+//! forget the pages that leave, once for a batch.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fmt, thread};
 
 use rustix::io::Errno;
 use self_cell::self_cell;
@@ -73,7 +72,7 @@ impl Policy for AnyPolicy<'_> {
 struct Words {
     core: Vec<AtomicU64>,
     policy: Vec<AtomicU64>,
-    counters: [Counters; 1],
+    counters: Vec<Counters>,
 }
 
 pub(crate) type Core<'a> = CoreCache<'a, Pages, AnyPolicy<'a>>;
@@ -98,7 +97,8 @@ impl fmt::Debug for PageCache {
 impl PageCache {
     /// A cache of so many frames; `None` if that is none or too many.
     pub(crate) fn new(frames: u32, replacement: Replacement, pages: Pages) -> Option<Self> {
-        let layout = Layout::new(frames, 1, 1)?;
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let layout = Layout::new(frames, processors, 1)?;
         let policy = match replacement {
             Replacement::Clock => Clock::WORDS,
             Replacement::Lru => Lru::words(frames),
@@ -108,7 +108,7 @@ impl PageCache {
         let words = Words {
             core: words(layout.words()),
             policy: words(policy),
-            counters: [Counters::default()],
+            counters: (0..processors).map(|_| Counters::default()).collect(),
         };
         let cell = Cell::new(words, |words| {
             let policy = match replacement {

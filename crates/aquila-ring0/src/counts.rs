@@ -18,6 +18,9 @@ pub struct Counts {
     pub native_steps: u64,
     /// Page faults in managed ranges, which ring 0 handles itself.
     pub managed_faults: u64,
+    /// Times that one thread had another leave ring 0 for a moment, so that its processor forgets
+    /// translations.
+    pub kicks: u64,
 }
 
 /// The result of a self-test.

@@ -3,10 +3,9 @@
 
 use std::cell::Cell;
 use std::ptr;
-use std::sync::atomic::Ordering;
 
 use crate::entry::Block;
-use crate::memory::Memory;
+use crate::running::Running;
 
 thread_local! {
     /// The block of the virtual processor that the thread uses.
@@ -23,18 +22,19 @@ pub(crate) fn set_block(block: *mut Block) {
     CURRENT.set(block);
 }
 
-/// Whether the calling thread uses a virtual processor whose guest has this memory.
-pub(crate) fn uses(memory: &Memory) -> bool {
+/// The number of the virtual processor that the calling thread uses; 0 if it uses none.
+pub(crate) fn number() -> usize {
     let block = block();
     // SAFETY: a thread's block is there while the thread uses it, and this part does not change.
-    !block.is_null() && unsafe { (*block).memory } == ptr::from_ref(memory).addr() as u64
+    if block.is_null() { 0 } else { unsafe { (*block).number } }
 }
 
-/// The virtual processor of the calling thread, if the memory is its guest's, has forgotten all
-/// translations of earlier generations than this one.
-pub(crate) fn note_flush(memory: &Memory, generation: u64) {
-    if uses(memory) {
-        // SAFETY: as above; the word is atomic.
-        unsafe { (*block()).seen.store(generation, Ordering::SeqCst) };
+/// The virtual processor of the calling thread, if it is one of the machine with these shootdowns.
+pub(crate) fn running<T>(shootdown: &T) -> Option<&Running> {
+    let block = block();
+    // SAFETY: as above. Processors live as long as the machine, and other threads' part is atomic.
+    unsafe {
+        let is_own = !block.is_null() && (*block).shootdown == ptr::from_ref(shootdown).addr();
+        is_own.then(|| &(*block).running)
     }
 }

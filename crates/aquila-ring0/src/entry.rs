@@ -16,6 +16,8 @@ use std::sync::atomic::AtomicU64;
 
 use kvm_bindings::kvm_regs;
 
+use crate::running::Running;
+
 /// Bytes of a page.
 pub(crate) const PAGE: usize = 4096;
 
@@ -63,10 +65,11 @@ pub(crate) struct Block {
     /// The virtual processor that the block belongs to, and the guest.
     pub(crate) processor: u64,
     pub(crate) guest: u64,
-    /// The guest's memory.
-    pub(crate) memory: u64,
-    /// The generation of translations that the processor has seen.
-    pub(crate) seen: AtomicU64,
+    /// The guest's shootdowns, and the processor's number.
+    pub(crate) shootdown: usize,
+    pub(crate) number: usize,
+    /// What other threads know of the processor.
+    pub(crate) running: Running,
     /// How often what happened.
     pub(crate) counts: BlockCounts,
 }
@@ -100,6 +103,7 @@ pub(crate) struct BlockCounts {
     pub(crate) interrupted: AtomicU64,
     pub(crate) native_steps: AtomicU64,
     pub(crate) managed_faults: AtomicU64,
+    pub(crate) kicks: AtomicU64,
 }
 
 /// Where the stack for exceptions begins, which grows down to the end of the block's fields.

@@ -49,12 +49,6 @@ pub enum Error {
         /// The operation that failed.
         doing: &'static str,
     },
-    /// Another thread uses the machine, which has a cache or is to get one.
-    #[error(
-        "another thread uses this machine, and one at a time can use a machine with a cache; wait \
-         until it has left ring 0"
-    )]
-    InUse,
     /// The machine has a cache.
     #[error("the machine has a cache already; map the file with that one")]
     HasCache,

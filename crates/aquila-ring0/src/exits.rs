@@ -12,10 +12,12 @@ use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, kvm_regs};
 use crate::entry::{self, Block, BlockCounts, CALL, EXCEPTION, frame, port};
 use crate::error::{Error, Result};
 use crate::guest::Guest;
-use crate::memory::{Window, keeping_errno, pointer, raw_system_call};
+use crate::memory::{Window, pointer};
 use crate::message::stop;
-use crate::native;
 use crate::processor::{Calls, Processor, SET_FS, SET_GS, errno};
+use crate::running::Running;
+use crate::sys::{keeping_errno, raw_system_call};
+use crate::{native, running};
 
 /// The functions for blocks.
 pub(crate) const CALLS: Calls = Calls { serve, managed_fault };
@@ -52,15 +54,20 @@ pub(crate) unsafe extern "C" fn serve(block: *mut Block) -> u64 {
             block,
             processor: &mut *pointer::<Processor>((*block).processor),
             guest: &*pointer::<Guest>((*block).guest),
+            blocks_kicks: false,
         }
     };
     // SAFETY: the guest does not run, and the thread has stored its stack pointer. The registers go
     // to the guest when it runs.
     unsafe { (*thread.processor.run()).s.regs.regs.rdi = (*block).entered };
+    thread.blocks_kicks = thread.running().take();
     loop {
         match thread.exit() {
             Ok(None) => {}
-            Ok(Some(stack)) => return stack,
+            Ok(Some(stack)) => {
+                running::block(thread.blocks_kicks);
+                return stack;
+            }
             Err(error) => stop(format_args!("{error}")),
         }
     }
@@ -82,6 +89,8 @@ struct Thread<'a> {
     block: *mut Block,
     processor: &'a mut Processor,
     guest: &'a Guest,
+    /// Whether the program has blocked the signal of kicks, which the thread then does not block.
+    blocks_kicks: bool,
 }
 
 impl Thread<'_> {
@@ -90,15 +99,25 @@ impl Thread<'_> {
         unsafe { &(*self.block).counts }
     }
 
+    fn running(&self) -> &Running {
+        // SAFETY: as above.
+        unsafe { &(*self.block).running }
+    }
+
     /// Runs the guest until it exits, and serves the exit. Returns the stack pointer if it leaves.
     fn exit(&mut self) -> Result<Option<u64>> {
-        self.processor.catch_up(self.guest.memory.generation())?;
+        self.running().enter();
+        self.processor.catch_up(self.guest.shootdown.generation())?;
         let result = self.processor.go();
+        if self.running().leave() {
+            count(&self.counts().kicks);
+        }
         count(&self.counts().exits);
         match -result as i32 {
             0 => {}
             libc::EINTR => {
-                // The handler of the signal has run, in ring 3.
+                // The handler of the signal has run, in ring 3, and may have changed the mask.
+                running::unblock();
                 count(&self.counts().interrupted);
                 return Ok(None);
             }
@@ -145,7 +164,10 @@ impl Thread<'_> {
         let result = match registers.rax as i64 {
             libc::SYS_clone | libc::SYS_fork | libc::SYS_vfork => {
                 // SAFETY: the program has made the call.
-                unsafe { native::clone(self.block, self.processor, registers)? }
+                let clone = |thread: &mut Self| unsafe {
+                    native::clone(thread.block, thread.processor, registers)
+                };
+                self.with_own_mask(clone)?
             }
             // The C library uses `clone` then.
             libc::SYS_clone3 => refuse(libc::ENOSYS),
@@ -160,10 +182,11 @@ impl Thread<'_> {
                 }
                 result
             }
+            libc::SYS_rt_sigprocmask => self.with_own_mask(|_| Ok(forward(registers)))?,
             // The program ends, or becomes another one.
             libc::SYS_exit_group | libc::SYS_execve | libc::SYS_execveat => {
                 self.guest.write_back();
-                forward(registers)
+                self.with_own_mask(|_| Ok(forward(registers)))?
             }
             // The kernel takes the registers from the stack that it is called on.
             libc::SYS_rt_sigreturn => {
@@ -173,6 +196,14 @@ impl Thread<'_> {
         };
         self.processor.set_registers(&kvm_regs { rax: result, ..*registers });
         Ok(None)
+    }
+
+    /// Makes a call that sees or changes the mask of the thread's signals, with the program's own.
+    fn with_own_mask<T>(&mut self, call: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        running::block(self.blocks_kicks);
+        let result = call(self);
+        self.blocks_kicks = running::unblock();
+        result
     }
 
     /// A page fault: of an address that has no window yet, or of one that cannot have any.

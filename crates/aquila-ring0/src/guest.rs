@@ -18,6 +18,7 @@ use crate::memory::{KVM_PAGES, MANAGED, Mapped, Memory, Window, pointer};
 use crate::message::say;
 use crate::pages::{Pages, RANGES};
 use crate::processor::{self, Calls, Model, Processor};
+use crate::shootdown::{self, Shootdown};
 
 /// The version of KVM's interface, which has not changed since 2007.
 const VERSION: i32 = 12;
@@ -83,22 +84,6 @@ struct Processors {
     blocks: Vec<usize>,
     /// The next number. KVM keeps a number also if what follows fails.
     next: usize,
-    /// Threads that are in ring 0, or do something for which no thread may be there.
-    busy: usize,
-    /// Whether one at a time may be: the machine has a cache.
-    is_exclusive: bool,
-}
-
-/// Keeps other threads out of ring 0, and out of the cache.
-#[derive(Debug)]
-pub(crate) struct Alone<'a>(Option<&'a Guest>);
-
-impl Drop for Alone<'_> {
-    fn drop(&mut self) {
-        if let Some(guest) = self.0 {
-            guest.processors().busy -= 1;
-        }
-    }
 }
 
 /// What managed ranges have taken.
@@ -113,6 +98,7 @@ struct Taken {
 pub(crate) struct Guest {
     vm: VmFd,
     pub(crate) memory: Arc<Memory>,
+    pub(crate) shootdown: Arc<Shootdown>,
     cache: OnceLock<PageCache>,
     model: Model,
     calls: Calls,
@@ -166,11 +152,12 @@ impl Guest {
         let guest = Self {
             vm,
             memory,
+            shootdown: Arc::new(Shootdown::new()),
             cache: OnceLock::new(),
             model,
             calls,
             process: std::process::id(),
-            most_processors: kvm.get_max_vcpus(),
+            most_processors: kvm.get_max_vcpus().min(shootdown::MOST),
             processors: Mutex::default(),
             taken: Mutex::new(Taken { next: managed.start(), ranges: 0 }),
             managed,
@@ -191,6 +178,11 @@ impl Guest {
         self.process == std::process::id()
     }
 
+    /// Held while something is taken of what the machine has once.
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn processors(&self) -> MutexGuard<'_, Processors> {
         self.processors.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -201,11 +193,7 @@ impl Guest {
     /// When KVM has no more, or memory runs out, or another thread must be alone.
     pub(crate) fn take(&self) -> Result<Box<Processor>> {
         let mut processors = self.processors();
-        if processors.is_exclusive && processors.busy > 0 {
-            return Err(Error::InUse);
-        }
         if let Some(processor) = processors.idle.pop() {
-            processors.busy += 1;
             return Ok(processor);
         }
         let id = processors.next;
@@ -224,48 +212,36 @@ impl Guest {
         // SAFETY: no thread uses the processor yet.
         unsafe {
             (*block).guest = guest.expose_provenance() as u64;
-            (*block).memory = Arc::as_ptr(&self.memory).addr() as u64;
+            (*block).shootdown = Arc::as_ptr(&self.shootdown).addr();
+            self.shootdown.add(&raw mut (*block).running);
         }
         processors.blocks.push(block.expose_provenance());
-        processors.busy += 1;
         Ok(processor)
     }
 
     /// Gives a virtual processor back.
     pub(crate) fn give(&self, processor: Box<Processor>) {
-        let mut processors = self.processors();
-        processors.idle.push(processor);
-        processors.busy -= 1;
+        self.processors().idle.push(processor);
     }
 
-    /// Makes the caller the only thread that uses the machine. A thread that is in its ring 0 is
-    /// that already, if the machine has a cache.
+    /// Says whether the calling thread may use the cache.
     ///
     /// # Errors
-    /// When another thread uses it, or the process is a child.
-    pub(crate) fn alone(&self) -> Result<Alone<'_>> {
+    /// When the process is a child.
+    pub(crate) fn check_process(&self) -> Result<()> {
         // A child is never in ring 0 of its parent's machine.
-        if is_in_ring_0() && current::uses(&self.memory) {
-            return Ok(Alone(None));
-        }
-        if !self.is_own_process() {
-            return Err(Error::Forked);
-        }
-        let mut processors = self.processors();
-        if processors.busy > 0 {
-            return Err(Error::InUse);
-        }
-        processors.busy += 1;
-        Ok(Alone(Some(self)))
+        let is_inside = is_in_ring_0() && current::running(&*self.shootdown).is_some();
+        if is_inside || self.is_own_process() { Ok(()) } else { Err(Error::Forked) }
     }
 
     /// Makes the machine's cache.
     ///
     /// # Errors
-    /// When there is one, another thread uses the machine, or memory runs out.
+    /// When there is one, or memory runs out.
     pub(crate) fn make_cache(&self, frames: u32, replacement: Replacement) -> Result<&PageCache> {
         const DOING: &str = "making a cache";
-        let _alone = self.alone()?;
+        self.check_process()?;
+        let _taken = self.taken();
         if self.cache.get().is_some() {
             return Err(Error::HasCache);
         }
@@ -275,15 +251,15 @@ impl Guest {
         let length = u64::from(frames) * PAGE as u64;
         let frames_memory = Mapped::new(length, 2 << 20, ProtFlags::READ | ProtFlags::WRITE)?;
         let place = self.memory.add_frames(&self.vm, &frames_memory)?;
-        let pages = Pages::new(Arc::clone(&self.memory), frames_memory, place);
+        let (memory, shootdown) = (Arc::clone(&self.memory), Arc::clone(&self.shootdown));
+        let pages = Pages::new(memory, shootdown, frames_memory, place);
         let cache = PageCache::new(frames, replacement, pages);
         let cache = cache.ok_or(Error::System { doing: DOING, errno: Errno::INVAL })?;
-        self.processors().is_exclusive = true;
         Ok(self.cache.get_or_init(|| cache))
     }
 
     /// Writes the dirty pages of the cache back, because the process ends, or becomes another
-    /// program. No other thread uses the machine.
+    /// program.
     pub(crate) fn write_back(&self) {
         if let Some(Err(errno)) = self.cache.get().map(PageCache::write_back_all) {
             // No caller is left that could be told.
@@ -352,7 +328,7 @@ impl Guest {
         pages: u64,
         back: impl FnOnce(usize, u64) -> Result<Backing>,
     ) -> Result<(u64, usize)> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.taken();
         let (start, number) = (taken.next, taken.ranges);
         let has_room = pages <= (self.managed.end() - start) / PAGE as u64;
         if !has_room {

@@ -53,7 +53,13 @@ mod pages;
 #[cfg(target_arch = "x86_64")]
 mod processor;
 #[cfg(target_arch = "x86_64")]
+mod running;
+#[cfg(target_arch = "x86_64")]
 mod self_test;
+#[cfg(target_arch = "x86_64")]
+mod shootdown;
+#[cfg(target_arch = "x86_64")]
+mod sys;
 
 #[cfg(target_arch = "x86_64")]
 pub use cache::Replacement;

@@ -57,9 +57,8 @@ impl VirtualMachine {
     ///
     /// # Errors
     /// [`Error::Inside`] if the thread is in ring 0 already, [`Error::Forked`] in a child of the
-    /// process that made the machine, [`Error::InUse`] if the machine has a cache and another
-    /// thread uses it, and [`Error::Missing`] or [`Error::NoMemory`] if there is no virtual
-    /// processor for the thread.
+    /// process that made the machine, and [`Error::Missing`] or [`Error::NoMemory`] if there is no
+    /// virtual processor for the thread.
     pub fn run<T>(&self, function: impl FnOnce() -> T) -> Result<T> {
         if !self.guest.is_own_process() {
             return Err(Error::Forked);
@@ -69,7 +68,7 @@ impl VirtualMachine {
         }
         let mut processor = self.guest.take()?;
         let start = (entry::resume as *const () as u64, 0);
-        let generation = self.guest.memory.generation();
+        let generation = self.guest.shootdown.generation();
         let prepared = processor.prepare(start, self.guest.managed(), generation);
         if let Err(error) = prepared {
             self.guest.give(processor);
@@ -112,12 +111,11 @@ impl VirtualMachine {
     }
 
     /// Makes a cache of file pages, of which ring 0 handles the faults. It has so many pages of
-    /// memory. From now on one thread at a time can be in ring 0 of the machine.
+    /// memory.
     ///
     /// # Errors
-    /// [`Error::HasCache`] if the machine has one, [`Error::InUse`] if a thread is in ring 0,
-    /// [`Error::OnlyInRing3`], [`Error::Forked`], [`Error::NoMemory`], and [`Error::System`] for
-    /// zero or too many pages.
+    /// [`Error::HasCache`] if the machine has one, [`Error::OnlyInRing3`], [`Error::Forked`],
+    /// [`Error::NoMemory`], and [`Error::System`] for zero or too many pages.
     pub fn cache(&self, pages: u32, replacement: Replacement) -> Result<Cache<'_>> {
         if is_in_ring_0() {
             return Err(Error::OnlyInRing3 { doing: "making a cache" });
@@ -137,6 +135,7 @@ impl VirtualMachine {
             counts.interrupted += each.interrupted.load(Ordering::Relaxed);
             counts.native_steps += each.native_steps.load(Ordering::Relaxed);
             counts.managed_faults += each.managed_faults.load(Ordering::Relaxed);
+            counts.kicks += each.kicks.load(Ordering::Relaxed);
         });
         counts.windows = self.guest.memory.windows();
         counts

@@ -21,8 +21,7 @@ const MAPPING: &str = "mapping a file in a managed range";
 
 /// A cache of file pages in a machine: [`VirtualMachine::cache`](crate::VirtualMachine::cache).
 ///
-/// Functions that are called in ring 3 need the machine for themselves: while a thread is in ring
-/// 0, they are [`Error::InUse`].
+/// Threads call its functions, and those of its mappings, in both rings, while others are in ring 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Cache<'machine> {
     guest: &'machine Guest,
@@ -39,14 +38,13 @@ impl<'machine> Cache<'machine> {
     /// not used again: a machine can map few files.
     ///
     /// # Errors
-    /// [`Error::AlreadyMapped`]; [`Error::TooManyRanges`]; [`Error::OnlyInRing3`],
-    /// [`Error::InUse`]; [`Error::System`] if it is no regular file, has no byte, or cannot be
-    /// read.
+    /// [`Error::AlreadyMapped`]; [`Error::TooManyRanges`]; [`Error::OnlyInRing3`]; [`Error::Forked`]
+    /// in a child; [`Error::System`] if it is no regular file, has no byte, or cannot be read.
     pub fn map(&self, file: &File) -> Result<Mapping<'machine>> {
         if is_in_ring_0() {
             return Err(Error::OnlyInRing3 { doing: MAPPING });
         }
-        let _alone = self.guest.alone()?;
+        self.guest.check_process()?;
         let failed = |errno| Error::of(MAPPING, errno);
         let status = fstat(file).map_err(failed)?;
         let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
@@ -59,9 +57,6 @@ impl<'machine> Cache<'machine> {
         let is_same = |other: &MappedFile| {
             other.is_open.load(Ordering::Acquire) && other.identity == identity
         };
-        if self.cache.pages().files().any(is_same) {
-            return Err(Error::AlreadyMapped);
-        }
         let descriptor = rustix::io::fcntl_dupfd_cloexec(file, 0).map_err(failed)?;
         let file = |start, descriptor: OwnedFd| MappedFile {
             descriptor,
@@ -75,8 +70,10 @@ impl<'machine> Cache<'machine> {
             sync_failed: AtomicBool::new(false),
         };
         let pages = length.div_ceil(PAGE as u64);
+        let all = self.cache.pages();
         let (start, number) = self.guest.add_cached(pages, |number, start| {
-            self.cache.pages().open(number, file(start, descriptor))
+            // One thread at a time is here.
+            !all.files().any(is_same) && all.open(number, file(start, descriptor))
         })?;
         let file = self.cache.pages().file(number).ok_or_else(|| failed(Errno::BADF))?;
         Ok(Mapping { cache: *self, file, number, start })
@@ -91,7 +88,7 @@ impl<'machine> Cache<'machine> {
     /// How often processors were told to forget translations: once for each batch of pages that
     /// left or were written back.
     pub fn flushes(&self) -> u64 {
-        self.guest.memory.generation()
+        self.guest.shootdown.generation()
     }
 }
 
@@ -130,10 +127,10 @@ impl Mapping<'_> {
     /// pages are written together, in the order of the file.
     ///
     /// # Errors
-    /// [`Error::InUse`]; [`Error::System`] if pages could not be written, which are still dirty
+    /// [`Error::Forked`]; [`Error::System`] if pages could not be written, which are still dirty
     /// then, or if the system could not make them durable, in this call or an earlier one.
     pub fn sync(&self) -> Result<()> {
-        let _alone = self.cache.guest.alone()?;
+        self.cache.guest.check_process()?;
         let failed = |errno| Error::of(WRITING, errno);
         self.cache.cache.core().write_back(self.keys()).map_err(failed)?;
         if self.file.sync_failed.load(Ordering::Acquire) {
@@ -148,9 +145,9 @@ impl Mapping<'_> {
     /// Has all pages leave the cache, dirty ones to the file.
     ///
     /// # Errors
-    /// [`Error::InUse`]; [`Error::System`] if pages could not be written, which stay, dirty.
+    /// [`Error::Forked`]; [`Error::System`] if pages could not be written, which stay, dirty.
     pub fn evict(&self) -> Result<()> {
-        let _alone = self.cache.guest.alone()?;
+        self.cache.guest.check_process()?;
         let (_, written) = self.cache.cache.core().evict_range(self.keys(), false);
         written.map_err(|errno| Error::of(WRITING, errno))
     }
@@ -158,19 +155,18 @@ impl Mapping<'_> {
     /// Takes all pages out of the page tables, and not out of the cache: for measurements.
     ///
     /// # Errors
-    /// [`Error::InUse`].
+    /// [`Error::Forked`].
     #[doc(hidden)]
     pub fn unmap_pages(&self) -> Result<()> {
-        let _alone = self.cache.guest.alone()?;
+        self.cache.guest.check_process()?;
         self.cache.cache.pages().unmap_all_of(self.file);
         Ok(())
     }
 
-    /// Ends the mapping, and writes dirty pages back.
+    /// Ends the mapping, and writes dirty pages back. No thread accesses it any more.
     ///
     /// # Errors
-    /// [`Error::InUse`]: then pages are written back at the latest when the machine is dropped.
-    /// [`Error::System`] if pages could not be written: what was stored there is lost.
+    /// [`Error::Forked`]; [`Error::System`] if pages could not be written: what was stored there is lost.
     pub fn close(self) -> Result<()> {
         let closed = self.end();
         std::mem::forget(self);
@@ -178,7 +174,7 @@ impl Mapping<'_> {
     }
 
     fn end(&self) -> Result<()> {
-        let _alone = self.cache.guest.alone()?;
+        self.cache.guest.check_process()?;
         let core = self.cache.cache.core();
         let (evicted, written) = core.evict_range(self.keys(), false);
         if evicted.stay > 0 {

@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Write as _};
 
-use crate::memory::raw_system_call;
+use crate::sys::raw_system_call;
 
 /// Ends the process, because the guest cannot go on, and nothing says what the program would see.
 pub(crate) fn stop(reason: fmt::Arguments<'_>) -> ! {

@@ -23,8 +23,9 @@ use rustix::io::Errno;
 use crate::current;
 use crate::entry::{self, Block, Native, PAGE};
 use crate::error::{Error, Result};
-use crate::memory::{END, pointer, set_mask};
+use crate::memory::{END, pointer};
 use crate::processor::Processor;
+use crate::sys::set_mask;
 
 thread_local! {
     /// While the thread calls the handler that was there before: the context that the kernel has
@@ -133,6 +134,11 @@ extern "C" fn on_trap(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
     let block = current::block();
     // SAFETY: the kernel gives a handler the structure.
     let code = unsafe { (*info).si_code };
+    // SAFETY: a thread's block is there while it uses it; this part is atomic.
+    if code == libc::SI_TKILL && !block.is_null() && unsafe { (*block).running.is_kicked() } {
+        // It was to end `KVM_RUN`, and has.
+        return;
+    }
     if code == TRACE && !block.is_null() {
         // SAFETY: a thread's block is there while it uses it, and no other code has a reference to
         // this part of it during a step.

@@ -16,8 +16,10 @@ use rustix::io::Errno;
 use vellum_aquila_core::{Advice, MOST_PAGES, Machine, Page, Pattern};
 
 use crate::current;
-use crate::entry::{PAGE, is_in_ring_0};
-use crate::memory::{Mapped, Memory, pointer, raw_system_call};
+use crate::entry::PAGE;
+use crate::memory::{Mapped, Memory, pointer};
+use crate::shootdown::Shootdown;
+use crate::sys::raw_system_call;
 
 /// Managed ranges that a machine can have.
 pub(crate) const RANGES: usize = 16;
@@ -152,6 +154,7 @@ fn offset(page: &Page) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Pages {
     memory: Arc<Memory>,
+    shootdown: Arc<Shootdown>,
     frames: Mapped,
     /// The guest-physical address of the first frame.
     place: u64,
@@ -161,8 +164,14 @@ pub(crate) struct Pages {
 
 impl Pages {
     /// Frames at a guest-physical address.
-    pub(crate) fn new(memory: Arc<Memory>, frames: Mapped, place: u64) -> Self {
-        Self { memory, frames, place, files: [const { OnceLock::new() }; RANGES] }
+    pub(crate) fn new(
+        memory: Arc<Memory>,
+        shootdown: Arc<Shootdown>,
+        frames: Mapped,
+        place: u64,
+    ) -> Self {
+        let files = [const { OnceLock::new() }; RANGES];
+        Self { memory, shootdown, frames, place, files }
     }
 
     /// Enters a file. False if the number has been used.
@@ -189,24 +198,13 @@ impl Pages {
         Some(self.file(page.key.file())?.start + offset(page))
     }
 
-    /// Has all virtual processors forget what they know of entries that were changed: the one that
-    /// the thread is on at once, others before they run again. No other runs now.
-    fn shoot_down(&self) {
-        let generation = self.memory.new_generation();
-        if is_in_ring_0() {
-            // SAFETY: the thread is in ring 0, and the value is the one that the register has.
-            unsafe { std::arch::asm!("mov {0}, cr3", "mov cr3, {0}", out(reg) _) };
-            current::note_flush(&self.memory, generation);
-        }
-    }
-
     /// Takes pages out of the tables and leaves them in their frames, so that the next accesses
     /// fault: for tests and measurements.
     pub(crate) fn unmap_all_of(&self, file: &MappedFile) {
         for page in 0..file.pages() {
             self.memory.unmap_frame(file.start + page * PAGE as u64);
         }
-        self.shoot_down();
+        self.shootdown.shoot_down();
     }
 
     /// Pages of a file that are mapped now.
@@ -220,9 +218,9 @@ impl Machine for Pages {
     type Place = MappedFile;
     type Error = Errno;
 
-    /// One thread at a time is in a machine with a cache.
+    /// The virtual processor: to ask for the machine's would take an exit.
     fn processor(&self) -> usize {
-        0
+        current::number()
     }
 
     fn read(&self, run: &[Page], _: Option<&MappedFile>) -> Result<bool, Errno> {
@@ -261,13 +259,13 @@ impl Machine for Pages {
     fn protect(&self, pages: &[Page]) {
         let addresses = pages.iter().filter_map(|page| self.address(page));
         addresses.for_each(|address| self.memory.clean(address));
-        self.shoot_down();
+        self.shootdown.shoot_down();
     }
 
     fn unmap(&self, pages: &[Page]) {
         let addresses = pages.iter().filter_map(|page| self.address(page));
         addresses.for_each(|address| self.memory.unmap_frame(address));
-        self.shoot_down();
+        self.shootdown.shoot_down();
     }
 
     fn release(&self, pages: &[Page]) {

@@ -7,7 +7,6 @@
 use std::arch::x86_64::__cpuid_count;
 use std::os::fd::AsRawFd as _;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_bindings::{
     CpuId, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, Msrs,
@@ -19,7 +18,9 @@ use rustix::mm::ProtFlags;
 
 use crate::entry::{self, Block, BlockCounts, EXCEPTION, Native, PAGE};
 use crate::error::{Error, Result};
-use crate::memory::{self, Mapped, Memory, pointer, raw_system_call};
+use crate::memory::{self, Mapped, Memory, pointer};
+use crate::running::Running;
+use crate::sys::raw_system_call;
 
 /// Bytes of the stack on which exits are served, and on which handlers of signals run that arrive
 /// while the thread is in ring 0 (unless they have an alternate stack).
@@ -284,8 +285,9 @@ impl Processor {
                 },
                 processor: 0,
                 guest: 0,
-                memory: 0,
-                seen: AtomicU64::new(0),
+                shootdown: 0,
+                number: id as usize,
+                running: Running::new(&raw mut (*run).immediate_exit),
                 counts: BlockCounts::default(),
             });
         }
@@ -389,12 +391,15 @@ impl Processor {
         managed: (u64, u64),
         generation: u64,
     ) -> Result<()> {
-        // SAFETY: no thread runs the processor, and this one has it alone.
-        let block = unsafe { &mut *self.block };
-        (block.managed_start, block.managed_end) = managed;
-        block.is_handling = 0;
-        block.native.is_stepping = false;
-        if block.seen.swap(generation, Ordering::SeqCst) != generation {
+        let block = self.block;
+        // SAFETY: no thread runs the processor, and this one has it alone, but for `running`.
+        let running = unsafe {
+            ((*block).managed_start, (*block).managed_end) = managed;
+            (*block).is_handling = 0;
+            (*block).native.is_stepping = false;
+            &(*block).running
+        };
+        if running.see(generation) {
             self.system.cr3 ^= FORGET;
         }
         self.last_window = 0;
@@ -432,16 +437,16 @@ impl Processor {
     /// Has the processor forget its translations before it runs, if others have changed entries
     /// since it last did.
     pub(crate) fn catch_up(&mut self, generation: u64) -> Result<()> {
-        // SAFETY: the block is there as long as the processor; the word is atomic.
-        let seen = unsafe { &(*self.block).seen };
-        if seen.load(Ordering::SeqCst) == generation {
+        // SAFETY: the block is there as long as the processor; this part is atomic.
+        let running = unsafe { &(*self.block).running };
+        if !running.is_before(generation) {
             return Ok(());
         }
         self.system.cr3 ^= FORGET;
         let mut system = self.fd.get_sregs().map_err(Error::kvm("reading a virtual processor"))?;
         system.cr3 = self.system.cr3;
         self.fd.set_sregs(&system).map_err(Error::kvm("changing a virtual processor"))?;
-        seen.store(generation, Ordering::SeqCst);
+        running.see(generation);
         Ok(())
     }
 

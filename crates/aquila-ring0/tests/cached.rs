@@ -10,13 +10,13 @@ mod common;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use common::{PAGE, SEGV, is_refused_on, machine, timed};
 use vellum_aquila_ring0::{Advice, Counts, Error, Mapping, Replacement, VirtualMachine};
 use vellum_testing::own_process;
-use vellum_testing::patience::SetWhenDropped;
+use vellum_testing::patience::{SetWhenDropped, eventually};
 
 /// A file that is removed at the end.
 struct TemporaryFile {
@@ -304,8 +304,8 @@ fn pages_that_are_used_stay() {
             since(before, &machine).1
         })
         .unwrap();
-    // Each page once, and hardly ever a hot one again.
-    assert!(misses < (PAGES + HOT) as u64, "{misses} misses");
+    // Each page once. The first pages that leave may be hot, because until then all were accessed.
+    assert!(misses < (PAGES + 2 * HOT) as u64, "{misses} misses");
 }
 
 #[test]
@@ -435,66 +435,220 @@ fn a_mapping_that_is_dropped_is_written() {
     assert!(machine.run(is_same).unwrap());
 }
 
+/// Calls a function while another thread is in ring 0 and repeats an act there, without exits.
+fn beside<T>(
+    machine: &VirtualMachine,
+    act: impl Fn() + Sync,
+    main: impl FnOnce(&Rounds) -> T,
+) -> T {
+    let rounds = Rounds { count: AtomicU64::new(0), may_end: AtomicBool::new(false) };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let ended = machine.run(|| {
+                while !rounds.may_end.load(Ordering::Acquire) {
+                    act();
+                    rounds.count.fetch_add(1, Ordering::AcqRel);
+                }
+            });
+            ended.unwrap();
+        });
+        let _end = SetWhenDropped(&rounds.may_end);
+        rounds.wait();
+        main(&rounds)
+    })
+}
+
+/// How often the other thread has acted.
+struct Rounds {
+    count: AtomicU64,
+    may_end: AtomicBool,
+}
+
+impl Rounds {
+    /// Waits until an act has ended that began after the call.
+    fn wait(&self) {
+        let before = self.count.load(Ordering::Acquire);
+        eventually("the other thread acts", || self.count.load(Ordering::Acquire) >= before + 2);
+    }
+}
+
 #[test]
-fn a_mapping_that_ends_too_early_is_written_with_the_machine() {
+fn a_mapping_ends_while_a_thread_is_in_ring_0() {
     let Some(machine) = machine() else { return };
     let file = TemporaryFile::new("early", 4, 0);
     let cache = machine.cache(4, Replacement::Clock).unwrap();
+    assert!(matches!(machine.cache(4, Replacement::Clock), Err(Error::HasCache)));
     let mapping = cache.map(&file.file).unwrap();
     machine.run(|| store(&mapping, 2, 1)).unwrap();
-    let (is_there, may_leave) = (AtomicBool::new(false), AtomicBool::new(false));
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let _there = SetWhenDropped(&is_there);
-            machine.run(|| {
-                is_there.store(true, Ordering::Release);
-                while !may_leave.load(Ordering::Acquire) {
-                    thread::yield_now();
-                }
-            })
-        });
-        let _leave = SetWhenDropped(&may_leave);
-        while !is_there.load(Ordering::Acquire) {
-            thread::yield_now();
-        }
-        assert_eq!(mapping.close(), Err(Error::InUse));
-    });
-    assert_eq!(file.stamps(2), stamps(2, 0));
-    drop(machine);
+    beside(&machine, || (), |_| mapping.close().unwrap());
     assert_eq!(file.stamps(2), stamps(2, 1));
 }
 
 #[test]
-fn one_thread_at_a_time_uses_a_machine_with_a_cache() {
+fn a_thread_in_ring_0_forgets_what_another_one_evicts() {
     let Some(machine) = machine() else { return };
-    let file = TemporaryFile::new("alone", 4, 0);
-    let cache = machine.cache(4, Replacement::Clock).unwrap();
-    assert!(matches!(machine.cache(4, Replacement::Clock), Err(Error::HasCache)));
+    let file = TemporaryFile::new("kicks", 8, 0);
+    let cache = machine.cache(8, Replacement::Clock).unwrap();
     let mapping = cache.map(&file.file).unwrap();
-    let (is_there, may_leave) = (AtomicBool::new(false), AtomicBool::new(false));
-    thread::scope(|scope| {
-        let inside = scope.spawn(|| {
-            let _there = SetWhenDropped(&is_there);
-            machine.run(|| {
-                store(&mapping, 1, 1);
-                is_there.store(true, Ordering::Release);
-                while !may_leave.load(Ordering::Acquire) {
-                    thread::yield_now();
+    for blocks_signals in [false, true] {
+        let (is_prepared, found) = (AtomicBool::new(false), AtomicU64::new(0));
+        let act = || {
+            if blocks_signals && !is_prepared.swap(true, Ordering::Relaxed) {
+                // SAFETY: the calls take plain data.
+                unsafe {
+                    let mut all: libc::sigset_t = std::mem::zeroed();
+                    libc::sigfillset(&raw mut all);
+                    libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
                 }
-                mapping.sync()
-            })
+            }
+            found.store(load(&mapping, 3)[0], Ordering::Release);
+        };
+        let before = machine.counts();
+        beside(&machine, act, |rounds| {
+            for version in 1..20 {
+                // The file changes behind the cache's back.
+                let [first, _] = stamps(3, version).map(u64::to_le_bytes);
+                file.file.write_all_at(&first, 3 * PAGE as u64).unwrap();
+                mapping.evict().unwrap();
+                rounds.wait();
+                let expected = stamps(3, version)[0];
+                assert_eq!(found.load(Ordering::Acquire), expected, "an old translation was used");
+            }
         });
-        let _leave = SetWhenDropped(&may_leave);
-        while !is_there.load(Ordering::Acquire) {
-            thread::yield_now();
+        let after = machine.counts();
+        // The thread may leave ring 0 for other reasons when a page leaves, and then needs no kick.
+        assert!(after.kicks > before.kicks, "{before:?}, {after:?}");
+    }
+}
+
+#[test]
+fn a_sync_finds_the_stores_of_a_thread_that_stays_in_ring_0() {
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("syncs", 4, 0);
+    let cache = machine.cache(4, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    let version = AtomicU64::new(0);
+    let act = || store(&mapping, 1, version.load(Ordering::Acquire));
+    beside(&machine, act, |rounds| {
+        for next in 1..20 {
+            version.store(next, Ordering::Release);
+            rounds.wait();
+            // The thread stores all the time, and its processor knows the page as dirty.
+            mapping.sync().unwrap();
+            assert_eq!(file.stamps(1), stamps(1, next), "a store was not found");
         }
-        assert_eq!(machine.run(|| ()), Err(Error::InUse));
-        assert_eq!(mapping.sync(), Err(Error::InUse));
-        may_leave.store(true, Ordering::Release);
-        assert_eq!(inside.join().unwrap(), Ok(Ok(())));
     });
-    assert_eq!(machine.run(|| load(&mapping, 1)), Ok(stamps(1, 1)));
-    assert_eq!(mapping.sync(), Ok(()));
+}
+
+/// How often the handler below has run.
+static HANDLED: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn note_signal(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    HANDLED.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn kicks_are_no_business_of_the_program_s_handler() {
+    if !own_process::entered("kicks_are_no_business_of_the_program_s_handler") {
+        return;
+    }
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("handler", 4, 0);
+    let cache = machine.cache(4, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    let raises = AtomicBool::new(false);
+    let act = || {
+        _ = load(&mapping, 1);
+        if raises.swap(false, Ordering::AcqRel) {
+            // SAFETY: the signal has a handler.
+            assert_eq!(unsafe { libc::raise(libc::SIGTRAP) }, 0);
+        }
+    };
+    beside(&machine, act, |rounds| {
+        common::handle(libc::SIGTRAP, note_signal as *const () as usize);
+        for _ in 0..10 {
+            mapping.evict().unwrap();
+            rounds.wait();
+        }
+        assert_eq!(HANDLED.load(Ordering::Relaxed), 0);
+        raises.store(true, Ordering::Release);
+        eventually("the program has its own", || HANDLED.load(Ordering::Relaxed) == 1);
+    });
+    assert!(machine.counts().kicks > 0);
+}
+
+/// Threads load and store at random in a file that is larger than the cache. Each has words of its
+/// own in each page. A thread in ring 3 syncs and evicts meanwhile.
+#[test]
+fn threads_share_a_cache() {
+    const THREADS: usize = 4;
+    const PAGES: usize = 200;
+    const FRAMES: u32 = 64;
+    const STEPS: usize = 3000;
+    let replacements = [Replacement::Clock, Replacement::Lru, Replacement::S3Fifo];
+    for replacement in replacements {
+        let Some(machine) = machine() else { return };
+        let file = TemporaryFile::new("threads", PAGES, 0);
+        let cache = machine.cache(FRAMES, replacement).unwrap();
+        let mapping = cache.map(&file.file).unwrap();
+        let own = |page: usize, thread: usize| word(&mapping, page, 8 + thread);
+        let stamp = |page: usize, thread: usize, version: u64| {
+            (page as u64) << 40 | (thread as u64) << 32 | version
+        };
+        let work = |thread: usize| {
+            let mut versions = [0_u64; PAGES];
+            let mut random = thread as u64 + 1;
+            for step in 0..STEPS {
+                random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767);
+                let at = (random >> 33) as usize;
+                let page = if at.is_multiple_of(3) { step % PAGES } else { at / 3 % PAGES };
+                let own = own(page, thread);
+                let expected = match versions[page] {
+                    0 => 0,
+                    version => stamp(page, thread, version),
+                };
+                // SAFETY: the word is in the mapping, and is this thread's.
+                assert_eq!(unsafe { own.read_volatile() }, expected, "{thread}, page {page}");
+                assert_eq!(load(&mapping, page), stamps(page, 0), "page {page}");
+                if at.is_multiple_of(2) {
+                    versions[page] += 1;
+                    // SAFETY: as above.
+                    unsafe { own.write_volatile(stamp(page, thread, versions[page])) };
+                }
+            }
+            versions
+        };
+        let may_end = AtomicBool::new(false);
+        let versions: Vec<_> = thread::scope(|scope| {
+            let (machine, mapping, may_end, work) = (&machine, &mapping, &may_end, &work);
+            let threads: Vec<_> = (0..THREADS)
+                .map(|thread| scope.spawn(move || machine.run(|| work(thread)).unwrap()))
+                .collect();
+            scope.spawn(move || {
+                while !may_end.load(Ordering::Acquire) {
+                    mapping.sync().unwrap();
+                    thread::yield_now();
+                    mapping.evict().unwrap();
+                }
+            });
+            let _end = SetWhenDropped(may_end);
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(mapping.mapped_pages() <= FRAMES.into());
+        let statistics = cache.statistics();
+        assert!(statistics.evictions > PAGES as u64, "{statistics:?}");
+        assert!(machine.counts().kicks > 0, "{:?}", machine.counts());
+        mapping.close().unwrap();
+        for (page, thread) in (0..PAGES).flat_map(|page| (0..THREADS).map(move |t| (page, t))) {
+            let mut bytes = [0; 8];
+            file.file.read_exact_at(&mut bytes, (page * PAGE + (8 + thread) * 8) as u64).unwrap();
+            let expected = match versions[thread][page] {
+                0 => 0,
+                version => stamp(page, thread, version),
+            };
+            assert_eq!(u64::from_le_bytes(bytes), expected, "{thread}, page {page} of the file");
+        }
+    }
 }
 
 /// Prints what faults cost: see `costs` in `ring0.rs`.
