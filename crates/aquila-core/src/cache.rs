@@ -238,7 +238,13 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     }
 
     fn count(&self, count: Count, events: u64) {
-        self.counters[self.machine.processor() % self.counters.len()].add(count, events);
+        self.own_counters().add(count, events);
+    }
+
+    /// The counters of the thread's processor.
+    #[inline]
+    fn own_counters(&self) -> &Counters {
+        &self.counters[self.machine.processor() % self.counters.len()]
     }
 
     // A fault.
@@ -248,11 +254,12 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     /// # Errors
     /// [`Error::Full`]; what the machine said.
     pub fn fault(&self, fault: &Fault<'_, M::Place>) -> Result<u32, Error<M::Error>> {
-        self.count(Count::Faults, 1);
+        let counters = self.own_counters();
+        counters.add(Count::Faults, 1);
         if fault.used > 0 {
-            self.count(Count::ReadAheadHits, fault.used.into());
+            counters.add(Count::ReadAheadHits, fault.used.into());
         }
-        let present = if fault.ahead == 0 { self.pin_present(fault.key) } else { None };
+        let present = if fault.ahead == 0 { self.pin_present(fault.key, counters) } else { None };
         let Some(page) = present else { return self.fault_run(fault) };
         let mapped = match fault.access {
             Access::Read => self.machine.map(&[page], fault.place, false),
@@ -330,7 +337,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
                 None => {}
                 Some(frame) => match self.frames.pin(frame, key) {
                     Pin::Pinned => {
-                        self.note_hit(frame);
+                        self.note_hit(frame, self.own_counters());
                         run.push(key, frame);
                         self.pin_neighbours(key, ahead, run);
                         return Ok(());
@@ -346,17 +353,17 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     }
 
     /// Pins a page, if it is in the cache and nothing has to be waited for.
-    fn pin_present(&self, key: Key) -> Option<Page> {
+    fn pin_present(&self, key: Key, counters: &Counters) -> Option<Page> {
         let frame = self.index.find(key)?;
         let is_pinned = self.frames.pin(frame, key) == Pin::Pinned;
         is_pinned.then(|| {
-            self.note_hit(frame);
+            self.note_hit(frame, counters);
             Page { key, frame, dirty: false }
         })
     }
 
-    fn note_hit(&self, frame: Frame) {
-        self.count(Count::Hits, 1);
+    fn note_hit(&self, frame: Frame, counters: &Counters) {
+        counters.add(Count::Hits, 1);
         self.frames.reference(frame);
         self.policy.touch(frame);
     }

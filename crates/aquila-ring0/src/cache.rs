@@ -4,6 +4,7 @@
 //! forget the pages that leave, once for a batch.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::{fmt, thread};
 
 use rustix::io::Errno;
@@ -15,6 +16,7 @@ use vellum_aquila_core::{
 
 use crate::error::Result;
 use crate::pages::Pages;
+use crate::ring::Ring;
 
 /// Which pages leave a cache first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,7 +88,11 @@ self_cell!(
 );
 
 /// A cache, as the guest has it.
-pub(crate) struct PageCache(Cell);
+pub(crate) struct PageCache {
+    cell: Cell,
+    /// The ring, once a file is mapped with it.
+    ring: OnceLock<Arc<Ring>>,
+}
 
 impl fmt::Debug for PageCache {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -118,15 +124,27 @@ impl PageCache {
             };
             CoreCache::new(layout, &words.core, &words.counters, policy, pages, frames)
         });
-        Some(Self(cell))
+        Some(Self { cell, ring: OnceLock::new() })
     }
 
     pub(crate) fn core(&self) -> &Core<'_> {
-        self.0.borrow_dependent()
+        self.cell.borrow_dependent()
     }
 
     pub(crate) fn pages(&self) -> &Pages {
         self.core().machine()
+    }
+
+    /// The ring that files of the cache share.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub(crate) fn ring(&self) -> Result<Arc<Ring>> {
+        if let Some(ring) = self.ring.get() {
+            return Ok(Arc::clone(ring));
+        }
+        let ring = Arc::new(Ring::new()?);
+        Ok(Arc::clone(self.ring.get_or_init(|| ring)))
     }
 
     /// Handles a fault of a page of a file, in ring 0. False if the page cannot be had.

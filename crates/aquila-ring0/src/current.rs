@@ -13,6 +13,7 @@ thread_local! {
 }
 
 /// The block of the virtual processor that the calling thread uses, or null.
+#[inline]
 pub(crate) fn block() -> *mut Block {
     CURRENT.get()
 }
@@ -23,6 +24,7 @@ pub(crate) fn set_block(block: *mut Block) {
 }
 
 /// The number of the virtual processor that the calling thread uses; 0 if it uses none.
+#[inline]
 pub(crate) fn number() -> usize {
     let block = block();
     // SAFETY: a thread's block is there while the thread uses it, and this part does not change.

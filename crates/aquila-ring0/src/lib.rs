@@ -37,6 +37,8 @@ mod error;
 #[cfg(target_arch = "x86_64")]
 mod exits;
 #[cfg(target_arch = "x86_64")]
+mod file;
+#[cfg(target_arch = "x86_64")]
 mod guest;
 #[cfg(target_arch = "x86_64")]
 mod machine;
@@ -52,6 +54,8 @@ mod native;
 mod pages;
 #[cfg(target_arch = "x86_64")]
 mod processor;
+#[cfg(target_arch = "x86_64")]
+mod ring;
 #[cfg(target_arch = "x86_64")]
 mod running;
 #[cfg(target_arch = "x86_64")]
@@ -69,6 +73,8 @@ pub use elsewhere::{VirtualMachine, doctor, is_in_ring_0};
 #[cfg(target_arch = "x86_64")]
 pub use entry::is_in_ring_0;
 pub use error::{Error, Result};
+#[cfg(target_arch = "x86_64")]
+pub use file::Io;
 #[cfg(target_arch = "x86_64")]
 pub use guest::Handler;
 #[cfg(target_arch = "x86_64")]

@@ -2,19 +2,18 @@
 
 use std::fs::File;
 use std::ops::RangeInclusive;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
-use vellum_aquila_core::{Advice, Key, Pattern, Statistics};
+use vellum_aquila_core::{Advice, Key, Statistics};
 
 use crate::cache::PageCache;
-use crate::entry::{PAGE, is_in_ring_0};
+use crate::entry::is_in_ring_0;
 use crate::error::{Error, Result};
+use crate::file::{About, Io, MappedFile};
 use crate::guest::Guest;
 use crate::memory::pointer;
-use crate::pages::MappedFile;
 
 const WRITING: &str = "writing pages back to their file";
 const MAPPING: &str = "mapping a file in a managed range";
@@ -41,6 +40,14 @@ impl<'machine> Cache<'machine> {
     /// [`Error::AlreadyMapped`]; [`Error::TooManyRanges`]; [`Error::OnlyInRing3`]; [`Error::Forked`]
     /// in a child; [`Error::System`] if it is no regular file, has no byte, or cannot be read.
     pub fn map(&self, file: &File) -> Result<Mapping<'machine>> {
+        self.map_with(file, Io::Calls)
+    }
+
+    /// The same with a choice of how the file is read and written.
+    ///
+    /// # Errors
+    /// As for [`map`](Self::map); and [`Error::System`] if there is no such way here.
+    pub fn map_with(&self, file: &File, io: Io) -> Result<Mapping<'machine>> {
         if is_in_ring_0() {
             return Err(Error::OnlyInRing3 { doing: MAPPING });
         }
@@ -58,24 +65,14 @@ impl<'machine> Cache<'machine> {
             other.is_open.load(Ordering::Acquire) && other.identity == identity
         };
         let descriptor = rustix::io::fcntl_dupfd_cloexec(file, 0).map_err(failed)?;
-        let file = |start, descriptor: OwnedFd| MappedFile {
-            descriptor,
-            identity,
-            start,
-            length,
-            writable: access == OFlags::RDWR,
-            advice: AtomicU64::new(0),
-            pattern: Pattern::default(),
-            is_open: AtomicBool::new(true),
-            sync_failed: AtomicBool::new(false),
-        };
-        let pages = length.div_ceil(PAGE as u64);
+        let about = About { identity, length, writable: access == OFlags::RDWR };
+        let file = MappedFile::new(descriptor, about, io, || self.cache.ring())?;
         let all = self.cache.pages();
-        let (start, number) = self.guest.add_cached(pages, |number, start| {
+        let (start, number) = self.guest.add_cached(file.pages(), |number, start| {
             // One thread at a time is here.
-            !all.files().any(is_same) && all.open(number, file(start, descriptor))
+            !all.files().any(is_same) && all.open(number, file.at(start))
         })?;
-        let file = self.cache.pages().file(number).ok_or_else(|| failed(Errno::BADF))?;
+        let file = all.file(number).ok_or_else(|| failed(Errno::BADF))?;
         Ok(Mapping { cache: *self, file, number, start })
     }
 

@@ -17,6 +17,7 @@
 //! walk.
 #![allow(unsafe_code)]
 
+use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,6 +90,18 @@ impl Mapped {
         unmap(start, aligned - start);
         unmap(aligned + length, start + whole - aligned - length);
         Ok(Self { start: aligned, length })
+    }
+
+    /// Maps a file's first bytes, shared with others.
+    pub(crate) fn of_file(file: BorrowedFd<'_>, length: u64, writable: bool) -> Result<Self> {
+        let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
+        let (access, flags) = (ProtFlags::READ | write, MapFlags::SHARED);
+        let length = length.next_multiple_of(PAGE as u64);
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let start =
+            unsafe { rustix::mm::mmap(ptr::null_mut(), length as usize, access, flags, file, 0) };
+        let start = start.map_err(|errno| Error::of("mapping a file for a cache", errno))?;
+        Ok(Self { start: start.addr() as u64, length })
     }
 
     /// The first address.

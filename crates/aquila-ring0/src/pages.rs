@@ -5,18 +5,17 @@
 //! causes a fault, and eviction and write-back read the bits. Entries that are not present keep the
 //! dirty bit until the frame is released.
 //!
-//! Storage is reached by system calls, which ring 0 makes by exits.
+//! `file.rs` has how the storage is reached.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
-use vellum_aquila_core::{Advice, MOST_PAGES, Machine, Page, Pattern};
+use vellum_aquila_core::{Machine, Page};
 
 use crate::current;
 use crate::entry::PAGE;
+use crate::file::{MappedFile, offset};
 use crate::memory::{Mapped, Memory, pointer};
 use crate::shootdown::Shootdown;
 use crate::sys::raw_system_call;
@@ -26,129 +25,6 @@ pub(crate) const RANGES: usize = 16;
 
 /// How often a waiting thread looks before it gives its processor away.
 const LOOKS: u32 = 100;
-
-/// A file that is mapped in a managed range.
-#[derive(Debug)]
-pub(crate) struct MappedFile {
-    pub(crate) descriptor: OwnedFd,
-    /// The device and the inode.
-    pub(crate) identity: (u64, u64),
-    /// The first address of the range.
-    pub(crate) start: u64,
-    /// Bytes of the file when it was mapped.
-    pub(crate) length: u64,
-    pub(crate) writable: bool,
-    pub(crate) advice: AtomicU64,
-    pub(crate) pattern: Pattern,
-    /// Whether the program still has the mapping.
-    pub(crate) is_open: AtomicBool,
-    /// Whether the system has failed to make what was written durable.
-    pub(crate) sync_failed: AtomicBool,
-}
-
-impl MappedFile {
-    pub(crate) fn pages(&self) -> u64 {
-        self.length.div_ceil(PAGE as u64)
-    }
-
-    pub(crate) fn advice(&self) -> Advice {
-        match self.advice.load(Ordering::Relaxed) {
-            RANDOM => Advice::Random,
-            SEQUENTIAL => Advice::Sequential,
-            _ => Advice::Normal,
-        }
-    }
-
-    pub(crate) fn advise(&self, advice: Advice) {
-        let word = match advice {
-            Advice::Normal => NORMAL,
-            Advice::Random => RANDOM,
-            Advice::Sequential => SEQUENTIAL,
-        };
-        self.advice.store(word, Ordering::Relaxed);
-    }
-
-    /// Makes what was written durable.
-    pub(crate) fn make_durable(&self) -> Result<(), Errno> {
-        loop {
-            let arguments = [self.descriptor.as_raw_fd() as u64, 0, 0, 0, 0, 0];
-            // SAFETY: the call changes no memory.
-            let result = unsafe { raw_system_call(libc::SYS_fdatasync as u64, arguments) };
-            if result == 0 {
-                return Ok(());
-            }
-            match Errno::from_raw_os_error(-result as i32) {
-                Errno::INTR => {}
-                errno => return Err(errno),
-            }
-        }
-    }
-
-    /// Bytes of a run that the file has.
-    fn bytes(&self, run: &[Page]) -> usize {
-        let left = self.length.saturating_sub(offset(&run[0]));
-        left.min((run.len() * PAGE) as u64) as usize
-    }
-
-    /// Has the system read or write the first bytes of a run, from place `done` on. Returns how
-    /// many it has.
-    fn call(&self, number: i64, run: &[Page], frames: &Mapped, part: (usize, usize)) -> i64 {
-        let (done, end) = part;
-        let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        let mut vectors = [empty; MOST_PAGES as usize];
-        let (mut count, mut at) = (0, done);
-        while count < vectors.len() && at < end {
-            let inside = at % PAGE;
-            let length = (PAGE - inside).min(end - at);
-            let start = frames.start() + u64::from(run[at / PAGE].frame) * PAGE as u64;
-            vectors[count] =
-                libc::iovec { iov_base: pointer(start + inside as u64), iov_len: length };
-            (count, at) = (count + 1, at + length);
-        }
-        let arguments = [
-            self.descriptor.as_raw_fd() as u64,
-            vectors.as_ptr().expose_provenance() as u64,
-            count as u64,
-            offset(&run[0]) + done as u64,
-            0,
-            0,
-        ];
-        // SAFETY: the vectors are those of frames that this thread has, and that no reference leads
-        // to. The calls change nothing else.
-        unsafe { raw_system_call(number as u64, arguments) }
-    }
-
-    /// Repeats a call until all bytes are done, or it does none. Returns how many are done.
-    fn all(
-        &self,
-        number: i64,
-        run: &[Page],
-        frames: &Mapped,
-        bytes: usize,
-    ) -> Result<usize, Errno> {
-        let mut done = 0;
-        while done < bytes {
-            match self.call(number, run, frames, (done, bytes)) {
-                0 => break,
-                result if result > 0 => done += result as usize,
-                result => match Errno::from_raw_os_error(-result as i32) {
-                    Errno::INTR | Errno::AGAIN => {}
-                    errno => return Err(errno),
-                },
-            }
-        }
-        Ok(done)
-    }
-}
-
-const NORMAL: u64 = 0;
-const RANDOM: u64 = 1;
-const SEQUENTIAL: u64 = 2;
-
-/// Where a page is in its file.
-fn offset(page: &Page) -> u64 {
-    page.key.page() * PAGE as u64
-}
 
 /// The machine.
 #[derive(Debug)]
@@ -219,13 +95,13 @@ impl Machine for Pages {
     type Error = Errno;
 
     /// The virtual processor: to ask for the machine's would take an exit.
+    #[inline]
     fn processor(&self) -> usize {
         current::number()
     }
 
     fn read(&self, run: &[Page], _: Option<&MappedFile>) -> Result<bool, Errno> {
-        let file = self.file_of(&run[0])?;
-        let done = file.all(libc::SYS_preadv, run, &self.frames, file.bytes(run))?;
+        let done = self.file_of(&run[0])?.read(run, &self.frames)?;
         // The file has become shorter, and a whole page of the run is not there any more.
         if done <= (run.len() - 1) * PAGE {
             return Err(Errno::NXIO);
@@ -241,10 +117,7 @@ impl Machine for Pages {
     }
 
     fn write(&self, run: &[Page]) -> Result<(), Errno> {
-        let file = self.file_of(&run[0])?;
-        let bytes = file.bytes(run);
-        let done = file.all(libc::SYS_pwritev, run, &self.frames, bytes)?;
-        if done < bytes { Err(Errno::IO) } else { Ok(()) }
+        self.file_of(&run[0])?.write(run, &self.frames)
     }
 
     /// For writing wherever the program may write: the dirty bit tells of stores.

@@ -8,13 +8,14 @@
 mod common;
 
 use std::fs::File;
+use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use common::{PAGE, SEGV, is_refused_on, machine, timed};
-use vellum_aquila_ring0::{Advice, Counts, Error, Mapping, Replacement, VirtualMachine};
+use vellum_aquila_ring0::{Advice, Counts, Error, Io, Mapping, Replacement, VirtualMachine};
 use vellum_testing::own_process;
 use vellum_testing::patience::{SetWhenDropped, eventually};
 
@@ -651,15 +652,101 @@ fn threads_share_a_cache() {
     }
 }
 
+/// How files are reached, with words for messages.
+const WAYS: [(Io, &str); 3] = [(Io::Calls, "calls"), (Io::Ring, "a ring"), (Io::Copies, "copies")];
+
+/// Pages come and go by each way, with one thread and with two.
+#[test]
+fn files_are_reached_by_each_way() {
+    const PAGES: usize = 300;
+    const FRAMES: u32 = 64;
+    for (io, way) in WAYS {
+        let Some(machine) = machine() else { return };
+        let file = TemporaryFile::new("ways", PAGES, 100);
+        let cache = machine.cache(FRAMES, Replacement::Clock).unwrap();
+        let mapping = cache.map_with(&file.file, io).unwrap();
+        let go_round = |version: u64, first: usize| {
+            for page in (first..PAGES).step_by(2) {
+                assert_eq!(load(&mapping, page), stamps(page, version - 1), "{way}, page {page}");
+                store(&mapping, page, version);
+            }
+        };
+        for version in 1..4 {
+            thread::scope(|scope| {
+                let (machine, go_round) = (&machine, &go_round);
+                scope.spawn(move || machine.run(|| go_round(version, 0)).unwrap());
+                machine.run(|| go_round(version, 1)).unwrap();
+            });
+            mapping.sync().unwrap();
+            let is_old = |page: &usize| file.stamps(*page) != stamps(*page, version);
+            assert_eq!((0..PAGES).find(is_old), None, "{way}: a page in the file");
+        }
+        let statistics = cache.statistics();
+        assert!(statistics.evictions > 2 * PAGES as u64, "{way}: {statistics:?}");
+        // The rest of the last page is the file's, and the file keeps its length.
+        // SAFETY: the bytes are in the mapping.
+        let last = |at: usize| unsafe { mapping.as_ptr().add(PAGES * PAGE + at).read_volatile() };
+        let found = machine.run(|| [last(0), last(99), last(100), last(PAGE - 1)]).unwrap();
+        assert_eq!(found, [7, 7, 0, 0], "{way}");
+        // SAFETY: as above.
+        machine
+            .run(|| unsafe { mapping.as_ptr().add(PAGES * PAGE + 99).write_volatile(9) })
+            .unwrap();
+        mapping.close().unwrap();
+        let mut bytes = [0; 100];
+        file.file.read_exact_at(&mut bytes, (PAGES * PAGE) as u64).unwrap();
+        assert_eq!((bytes[98], bytes[99]), (7, 9), "{way}");
+        assert_eq!(file.file.metadata().unwrap().len(), (PAGES * PAGE + 100) as u64, "{way}");
+    }
+}
+
+/// Misses and evictions of dirty pages, once the ring's thread is awake and windows are there.
+#[test]
+fn misses_by_a_ring_or_by_copies_make_no_exit() {
+    const PAGES: usize = 512;
+    const FRAMES: u32 = 128;
+    for (io, way) in [WAYS[1], WAYS[2]] {
+        let Some(machine) = machine() else { return };
+        let file = TemporaryFile::new("no-exit", PAGES, 0);
+        let cache = machine.cache(FRAMES, Replacement::Clock).unwrap();
+        let mapping = cache.map_with(&file.file, io).unwrap();
+        mapping.advise(Advice::Random);
+        let (exits, faults) = machine
+            .run(|| {
+                let go_round = || (0..PAGES).for_each(|page| store(&mapping, page, 1));
+                go_round();
+                let before = machine.counts();
+                go_round();
+                since(before, &machine)
+            })
+            .unwrap();
+        assert!(faults >= (PAGES - FRAMES as usize) as u64, "{way}: {faults}");
+        let said = format!("{way}: {exits} exits of {faults} faults\n");
+        std::io::stdout().write_all(said.as_bytes()).unwrap();
+        // A ring's thread that had no processor for long has the program make calls.
+        let most = if io == Io::Ring { faults / 4 } else { 0 };
+        assert!(exits <= most, "{way}: {exits} exits of {faults} faults");
+    }
+}
+
 /// Prints what faults cost: see `costs` in `ring0.rs`.
 #[test]
 fn cached_costs() {
+    // With a ring another thread has a part of the cost: see the test of its exits.
+    for (io, way) in [WAYS[0], WAYS[2]] {
+        // Not by a macro, whose output a test that passes does not show.
+        std::io::stdout().write_all(format!("by {way}:\n").as_bytes()).unwrap();
+        costs_of(io);
+    }
+}
+
+fn costs_of(io: Io) {
     const FRAMES: usize = 4096;
     const ROUNDS: usize = 2048;
     let Some(machine) = machine() else { return };
     let file = TemporaryFile::new("costs", 3 * FRAMES, 0);
     let cache = machine.cache(FRAMES as u32, Replacement::Clock).unwrap();
-    let mapping = cache.map(&file.file).unwrap();
+    let mapping = cache.map_with(&file.file, io).unwrap();
     mapping.advise(Advice::Random);
     // SAFETY: the byte is in the mapping.
     let touch = |page: usize| unsafe { _ = mapping.as_ptr().add(page * PAGE).read_volatile() };
