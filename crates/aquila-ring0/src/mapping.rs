@@ -20,7 +20,8 @@ const MAPPING: &str = "mapping a file in a managed range";
 
 /// A cache of file pages in a machine: [`VirtualMachine::cache`](crate::VirtualMachine::cache).
 ///
-/// Threads call its functions, and those of its mappings, in both rings, while others are in ring 0.
+/// Threads call its functions, and those of its mappings, in both rings, while others are in ring
+/// 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Cache<'machine> {
     guest: &'machine Guest,
@@ -37,8 +38,9 @@ impl<'machine> Cache<'machine> {
     /// not used again: a machine can map few files.
     ///
     /// # Errors
-    /// [`Error::AlreadyMapped`]; [`Error::TooManyRanges`]; [`Error::OnlyInRing3`]; [`Error::Forked`]
-    /// in a child; [`Error::System`] if it is no regular file, has no byte, or cannot be read.
+    /// [`Error::AlreadyMapped`]; [`Error::TooManyRanges`]; [`Error::OnlyInRing3`];
+    /// [`Error::Forked`] in a child; [`Error::System`] if it is no regular file, has no byte, or
+    /// cannot be read.
     pub fn map(&self, file: &File) -> Result<Mapping<'machine>> {
         self.map_with(file, Io::Calls)
     }
@@ -163,7 +165,8 @@ impl Mapping<'_> {
     /// Ends the mapping, and writes dirty pages back. No thread accesses it any more.
     ///
     /// # Errors
-    /// [`Error::Forked`]; [`Error::System`] if pages could not be written: what was stored there is lost.
+    /// [`Error::Forked`]; [`Error::System`] if pages could not be written: what was stored there is
+    /// lost.
     pub fn close(self) -> Result<()> {
         let closed = self.end();
         std::mem::forget(self);

@@ -1,8 +1,8 @@
 //! An io_uring that ring 0 uses without exits: a thread of the kernel takes the requests.
 //!
-//! Ring 0 writes a request to memory that it shares with the kernel, and looks there for the result.
-//! It makes a system call only when the thread of the kernel sleeps, and when it has waited for
-//! long. Each call waits for its own request, and takes the results of others meanwhile.
+//! Ring 0 writes a request to memory that it shares with the kernel, and looks there for the
+//! result. It makes a system call only when the thread of the kernel sleeps, and when it has waited
+//! for long. Each call waits for its own request, and takes the results of others meanwhile.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
