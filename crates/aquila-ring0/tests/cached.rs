@@ -583,9 +583,9 @@ fn kicks_are_no_business_of_the_program_s_handler() {
 #[test]
 fn threads_share_a_cache() {
     const THREADS: usize = 4;
-    const PAGES: usize = 200;
-    const FRAMES: u32 = 64;
-    const STEPS: usize = 3000;
+    const PAGES: usize = 100;
+    const FRAMES: u32 = 32;
+    const STEPS: usize = 1000;
     let replacements = [Replacement::Clock, Replacement::Lru, Replacement::S3Fifo];
     for replacement in replacements {
         let Some(machine) = machine() else { return };
@@ -658,8 +658,8 @@ const WAYS: [(Io, &str); 3] = [(Io::Calls, "calls"), (Io::Ring, "a ring"), (Io::
 /// Pages come and go by each way, with one thread and with two.
 #[test]
 fn files_are_reached_by_each_way() {
-    const PAGES: usize = 300;
-    const FRAMES: u32 = 64;
+    const PAGES: usize = 100;
+    const FRAMES: u32 = 32;
     for (io, way) in WAYS {
         let Some(machine) = machine() else { return };
         let file = TemporaryFile::new("ways", PAGES, 100);
@@ -703,8 +703,8 @@ fn files_are_reached_by_each_way() {
 /// Misses and evictions of dirty pages, once the ring's thread is awake and windows are there.
 #[test]
 fn misses_by_a_ring_or_by_copies_make_no_exit() {
-    const PAGES: usize = 512;
-    const FRAMES: u32 = 128;
+    const PAGES: usize = 192;
+    const FRAMES: u32 = 64;
     for (io, way) in [WAYS[1], WAYS[2]] {
         let Some(machine) = machine() else { return };
         let file = TemporaryFile::new("no-exit", PAGES, 0);
