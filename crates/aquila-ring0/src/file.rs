@@ -28,8 +28,8 @@ pub enum Io {
     /// By copying from and to a mapping of the file by the kernel: for files on persistent memory
     /// (a file system that is mounted with `dax`), whose storage that mapping is. There is no exit.
     /// For other files it works, and the kernel's page cache has the pages, too. Stores of the
-    /// program are durable after a sync, as with the others. If the file becomes shorter, a read or
-    /// write beyond its end is SIGBUS.
+    /// program are durable after a sync, as with the others. What cannot be read or written is
+    /// SIGBUS: a part that the file has lost, and a hole for which the disk has no room.
     Copies,
 }
 

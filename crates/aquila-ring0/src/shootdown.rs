@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use crate::entry::is_in_ring_0;
 use crate::running::{Running, is_same};
-use crate::sys::raw_system_call;
+use crate::sys::{BlockedSignals, raw_system_call};
 use crate::{current, native};
 
 /// Virtual processors that a machine can have.
@@ -61,8 +61,10 @@ impl Shootdown {
         if !self.processors().any(|other| is_behind(&other)) {
             return;
         }
-        // The program may have installed a handler of its own meanwhile.
+        // The program may have installed a handler of its own meanwhile. And while one of its
+        // others ran on this thread, those that were kicked would wait.
         let _ = native::install();
+        let _blocked = BlockedSignals::new();
         self.processors().filter(is_behind).for_each(|other| other.kick(generation));
         for other in self.processors().filter(is_behind) {
             while other.is_behind(generation) {
