@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
 use vellum_kernel_tests::counters::assert_morsels_are_sound;
@@ -70,8 +70,18 @@ enum Page {
     Either,
 }
 
+/// The expected state of a Morsel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Life {
+    There(BTreeMap<u64, Page>),
+    /// Its removal was in progress.
+    Leaving,
+    /// It was removed.
+    Gone,
+}
+
 /// The contents of the log, by the Morsel's number.
-type State = BTreeMap<u64, Option<BTreeMap<u64, Page>>>;
+type State = BTreeMap<u64, Life>;
 
 struct Log {
     mapping: Mapping,
@@ -119,22 +129,24 @@ impl Log {
         let mut state = State::new();
         for index in 0..self.next {
             let (id, step) = self.read(index).unwrap();
-            let pages = state.entry(id).or_default();
+            // No step is logged before the Morsel was created, except for its removal.
+            let life = state.entry(id).or_insert(Life::Leaving);
             match step {
-                Step::Created => *pages = Some(BTreeMap::new()),
-                Step::Removing => *pages = None,
-                Step::Removed => drop(state.remove(&id)),
-                Step::Stamped(page) => set(pages, page, Page::Stamped),
-                Step::Punching(page) => set(pages, page, Page::Either),
-                Step::Punched(page) => set(pages, page, Page::Punched),
+                Step::Created => *life = Life::There(BTreeMap::new()),
+                Step::Removing => *life = Life::Leaving,
+                Step::Removed => *life = Life::Gone,
+                Step::Stamped(page) => set(life, page, Page::Stamped),
+                Step::Punching(page) => set(life, page, Page::Either),
+                Step::Punched(page) => set(life, page, Page::Punched),
             }
         }
         state
     }
 }
 
-fn set(pages: &mut Option<BTreeMap<u64, Page>>, page: u64, what: Page) {
-    pages.as_mut().unwrap().insert(page, what);
+fn set(life: &mut Life, page: u64, what: Page) {
+    let Life::There(pages) = life else { panic!("a step with a Morsel that is {life:?}") };
+    pages.insert(page, what);
 }
 
 fn path(name: &str) -> PathBuf {
@@ -268,15 +280,20 @@ fn look() {
     }
     let log = Log::open();
     let state = log.state();
-    let line = format!("\n{} steps, {} Morsels\n", log.next, state.len());
+    let there = state.values().filter(|life| matches!(life, Life::There(_))).count();
+    let gone = state.values().filter(|life| **life == Life::Gone).count();
+    let line = format!("\n{} steps, {there} Morsels, {gone} removed\n", log.next);
     std::io::stdout().write_all(line.as_bytes()).unwrap();
     assert!(log.next > 0, "there was no progress");
     assert_morsels_are_sound();
-    for (id, pages) in &state {
-        match (File::open(path(&name(*id))), pages) {
-            (Ok(file), Some(pages)) => look_at(*id, &Morsel::from_file(file), pages),
-            (Err(_), None) | (Ok(_), None) => {}
-            (Err(error), Some(_)) => panic!("Morsel {id} is missing: {error}"),
+    for (id, life) in &state {
+        match (File::open(path(&name(*id))), life) {
+            (Ok(file), Life::There(pages)) => look_at(*id, &Morsel::from_file(file), pages),
+            (Err(error), Life::There(_)) => panic!("Morsel {id} is missing: {error}"),
+            (Ok(_), Life::Gone) => panic!("Morsel {id} was removed, and is there again"),
+            (Ok(_), Life::Leaving) => {}
+            // A removed Morsel whose name is left would fail in another way.
+            (Err(error), _) => assert_eq!(error.kind(), ErrorKind::NotFound, "Morsel {id}"),
         }
     }
     look_at_all();
