@@ -89,8 +89,6 @@ void pt_mount_entry_changed(struct pt_mount *mount, u64 page)
 	spin_unlock(&mount->lock);
 }
 
-#define PT_MOUNT_NOTED	(_PAGE_ACCESSED | _PAGE_DIRTY)
-
 /* Sets bits in the entry of a page that is there. Other entries are left to their owner. */
 static void pt_mount_set_bits(pteval_t *entry, pteval_t bits)
 {

@@ -154,6 +154,9 @@ static inline void pt_mount_leaf_changed(struct pt_mount *mount, u64 page)
 		__pt_mount_mirror(mount, page);
 }
 
+/* What CPUs note in the entry of a page. */
+#define PT_MOUNT_NOTED	(_PAGE_ACCESSED | _PAGE_DIRTY)
+
 /*
  * Returns what CPUs have noted of a page elsewhere than in the tree's leaf, accessed or dirty.
  * Clears the bits in `clear`.

@@ -210,7 +210,7 @@ long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int en
 long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int entries);
 /* Stands for a frame that something holds. */
 #define EXMAP_HELD	U64_MAX
-u64 exmap_take_off(struct exmap *exmap, pteval_t *leaf, u64 page, bool pins);
+u64 exmap_take_off_noted(struct exmap *exmap, pteval_t *leaf, u64 page, bool pins, pteval_t *noted);
 
 /* The kernel's own bound: beyond so many pages a flush drops all translations. */
 #define EXMAP_FLUSH_PAGES	33
@@ -425,22 +425,32 @@ static __always_inline void exmap_leaf_changed(struct exmap *exmap, u64 page)
 		__exmap_leaf_changed(exmap, page);
 }
 
-/* Puts a frame on a page. False: the page has one, or another thread has claimed the entry. */
-static __always_inline bool exmap_place(struct exmap *exmap, pteval_t *leaf, u64 page, u64 frame,
-					bool *over_zeros)
+/*
+ * Puts a frame on a page, with what is noted of it. False: the page has one, or another thread has
+ * claimed the entry.
+ */
+static __always_inline bool exmap_place_noted(struct exmap *exmap, pteval_t *leaf, u64 page,
+					      u64 frame, pteval_t noted, bool *over_zeros)
 {
 	spinlock_t *lock = exmap_lock_table(exmap, leaf);
 	pteval_t old = READ_ONCE(*leaf);
 	bool placed = false;
 
 	while ((!old || old == exmap->zero_leaf) && !placed)
-		placed = try_cmpxchg(leaf, &old, frame << PAGE_SHIFT | exmap->leaf_flags);
+		placed = try_cmpxchg(leaf, &old, frame << PAGE_SHIFT | exmap->leaf_flags | noted);
 	exmap_unlock_table(lock);
 	if (placed) {
 		*over_zeros |= old != 0;
 		exmap_leaf_changed(exmap, page);
 	}
 	return placed;
+}
+
+/* Puts a frame on a page that was neither accessed nor written since. */
+static __always_inline bool exmap_place(struct exmap *exmap, pteval_t *leaf, u64 page, u64 frame,
+					bool *over_zeros)
+{
+	return exmap_place_noted(exmap, leaf, page, frame, 0, over_zeros);
 }
 
 #endif /* VELLUM_EXMAP_H */

@@ -78,6 +78,19 @@ static void exmap_free_flush(struct exmap_clearance *clearance)
 }
 
 /*
+ * Returns what CPUs have noted of a page, accessed or dirty, after its entry left the tree with the
+ * value `last`. They note nothing more. If the surface was detached meanwhile, notes at its end may
+ * have got lost on their way to the tree: such a page counts as accessed and written.
+ */
+static pteval_t exmap_free_notes(struct exmap *exmap, u64 page, pteval_t last, u64 detaches)
+{
+	last |= pt_mount_bits(&exmap->mount, page, ~(pteval_t)0);
+	if (page >= exmap->mount.tail && READ_ONCE(exmap->mount.detaches) != detaches)
+		last |= PT_MOUNT_NOTED;
+	return last & PT_MOUNT_NOTED;
+}
+
+/*
  * Takes a page's frame off and returns its number; 0 if there is none; EXMAP_HELD if something
  * holds it, and such a page stays. The entry is leaving until the caller has flushed and made it
  * none.
@@ -87,11 +100,14 @@ static void exmap_free_flush(struct exmap_clearance *clearance)
  * back as it has read it, under this lock, and without reading it once more: a frame that was taken
  * off meanwhile would be mapped again. And code that takes a reference through an entry holds this
  * lock, so no reference is taken later.
+ *
+ * `noted`, unless it is NULL, gets what CPUs have noted of the page.
  */
 static __always_inline u64 __exmap_take_off(struct exmap *exmap, pteval_t *leaf, u64 page,
-					    bool pins)
+					    bool pins, pteval_t *noted)
 {
-	pteval_t old = READ_ONCE(*leaf);
+	u64 detaches = noted ? READ_ONCE(exmap->mount.detaches) : 0;
+	pteval_t old = READ_ONCE(*leaf), last = 0;
 	spinlock_t *lock;
 
 	if (unlikely(!exmap_has_frame(exmap, old))) {
@@ -110,17 +126,24 @@ static __always_inline u64 __exmap_take_off(struct exmap *exmap, pteval_t *leaf,
 	spin_lock(lock);
 	old = READ_ONCE(*leaf);
 	if (likely(exmap_has_frame(exmap, old)))
-		xchg(leaf, EXMAP_LEAVING);
+		last = xchg(leaf, EXMAP_LEAVING);
 	else
 		old = 0;
 	spin_unlock(lock);
+	if (noted && old)
+		*noted = exmap_free_notes(exmap, page, last, detaches);
 	exmap_leaf_changed(exmap, page);
 	return pt_leaf_pfn(old);
 }
 
-u64 exmap_take_off(struct exmap *exmap, pteval_t *leaf, u64 page, bool pins)
+static noinline u64 exmap_take_off(struct exmap *exmap, pteval_t *leaf, u64 page, bool pins)
 {
-	return __exmap_take_off(exmap, leaf, page, pins);
+	return __exmap_take_off(exmap, leaf, page, pins, NULL);
+}
+
+u64 exmap_take_off_noted(struct exmap *exmap, pteval_t *leaf, u64 page, bool pins, pteval_t *noted)
+{
+	return __exmap_take_off(exmap, leaf, page, pins, noted);
 }
 
 static __always_inline void exmap_free_note(struct exmap_clearance *clearance, u64 page)
@@ -180,7 +203,7 @@ static noinline bool exmap_free_stays_held(struct exmap_clearance *clearance,
 static __always_inline void exmap_free_leaf(struct exmap_clearance *clearance, pteval_t *leaf,
 					    u64 page, struct exmap_result *result)
 {
-	u64 frame = __exmap_take_off(clearance->exmap, leaf, page, clearance->pins);
+	u64 frame = __exmap_take_off(clearance->exmap, leaf, page, clearance->pins, NULL);
 
 	if (unlikely(frame == EXMAP_HELD) &&
 	    !exmap_free_stays_held(clearance, (struct exmap_range){ page, 1 }))
@@ -283,7 +306,7 @@ static __always_inline bool exmap_free_alone(struct exmap *exmap, unsigned int i
 
 	if (unlikely(!leaf))
 		return false;
-	frame = __exmap_take_off(exmap, leaf, page, exmap_may_be_pinned(exmap));
+	frame = __exmap_take_off(exmap, leaf, page, exmap_may_be_pinned(exmap), NULL);
 	if (unlikely(frame == EXMAP_HELD))
 		return false;
 	if (unlikely(!frame))

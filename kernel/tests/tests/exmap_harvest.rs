@@ -201,6 +201,38 @@ fn frames_move_with_their_contents() {
     }
 }
 
+/// What was written before a MOVE and is not yet in a harvest is in the next one, for the new page.
+#[test]
+fn notes_move_with_their_frames() {
+    let Some(_turn) = turn_with(exmap::TRACKS) else { return };
+    for flags in [exmap::TRACKS, exmap::TRACKS | exmap::PINNABLE] {
+        let surface = Plan::new(1200, 64).flags(flags).make();
+        assert_eq!(surface.alloc(0, &[(0, 8)]), [(0, 8)]);
+        surface.load(2).unwrap();
+        surface.store(3, 1).unwrap();
+        surface.store(7, 1).unwrap();
+        // The pages from 1024 on are in a table of the process.
+        for (from, to) in [(0, 600), (600, 1100), (1100, 1150), (1150, 8)] {
+            assert_eq!(shift(&surface, from, to, 8), Ok(8));
+            let noted = (vec![to + 2, to + 3, to + 7], vec![to + 3, to + 7], 8);
+            assert_eq!(harvest(&surface, 0, 1200, 0), noted, "from {from} to {to}");
+        }
+        assert_eq!(harvest(&surface, 0, 1200, exmap::CLEAR_WRITTEN).1, [11, 15]);
+        surface.store(9, 1).unwrap();
+        assert_eq!(shift(&surface, 8, 1100, 8), Ok(8));
+        let noted = (vec![1101, 1102, 1103, 1107], vec![1101], 8);
+        assert_eq!(harvest(&surface, 0, 1200, BOTH), noted);
+        // Detached, the process does not have the pages' table.
+        surface.store(1105, 1).unwrap();
+        in_child(|| ());
+        assert_eq!(shift(&surface, 1100, 40, 8), Ok(8));
+        assert_eq!(harvest(&surface, 0, 1200, BOTH), (vec![45], vec![45], 8));
+        // A page that comes has no notes of the one that has left.
+        assert_eq!(surface.alloc(0, &[(1100, 8)]), [(0, 8)]);
+        assert_eq!(harvest(&surface, 0, 1200, BOTH), (vec![], vec![], 16));
+    }
+}
+
 /// Frames move back and forth while threads store to both places.
 #[test]
 fn frames_move_while_they_are_used() {

@@ -163,11 +163,11 @@ struct vellum_exmap_harvest {
 #define VELLUM_EXMAP_CLEAR_WRITTEN	(1U << 1)
 
 /*
- * Moves frames with their contents to other pages. Pages that are not there are left out. A frame
- * stays where it is if the other page is there, or if the frame is pinned. Meanwhile neither page
- * is there. Returns the number of pages moved. The ranges must not overlap. Other commands get the
- * interface after each 512 pages. MOVE ends there if the surface is unmapped (ENODEV if nothing was
- * moved before).
+ * Moves frames with their contents to other pages, and what HARVEST is to say of them. Pages that
+ * are not there are left out. A frame stays where it is if the other page is there, or if the frame
+ * is pinned. Meanwhile neither page is there. Returns the number of pages moved. The ranges must
+ * not overlap. Other commands get the interface after each 512 pages. MOVE ends there if the
+ * surface is unmapped (ENODEV if nothing was moved before).
  */
 struct vellum_exmap_move {
 	__u32 size;		/* of this structure */
