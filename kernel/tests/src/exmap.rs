@@ -132,6 +132,11 @@ impl Vector {
         self.interface
     }
 
+    /// The address of its first entry.
+    pub fn start(&self) -> usize {
+        self.page.start()
+    }
+
     #[allow(unsafe_code)]
     fn slot(&self, index: usize) -> &AtomicU64 {
         assert!(index < exmap::VECTOR_ENTRIES as usize);

@@ -4,19 +4,25 @@
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
+use vellum_kernel_tests::access;
 use vellum_kernel_tests::child::{Child, End, become_user};
+use vellum_kernel_tests::exmap::plan;
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::sys::{self, Request};
 use vellum_kernel_tests::threads::Deadline;
-use vellum_kernel_tests::{Exmap, Mapping, PAGE, Plan, Surface, turn};
-use vellum_uapi::{exmap, exmap_published};
+use vellum_kernel_tests::{Errno, Exmap, Mapping, PAGE, Plan, Surface, turn};
+use vellum_uapi::exmap::{self, Entry, Harvest, Move};
+use vellum_uapi::exmap_published;
 
 /// Existing commands, which the test uses more often than random numbers.
-const KNOWN: [u32; 12] = [
+const KNOWN: [u32; 15] = [
     exmap::QUERY,
     exmap::CREATE,
     exmap::STAT,
     exmap::CLONE,
+    exmap::HARVEST,
+    exmap::MOVE,
+    exmap::RESIZE,
     exmap::ALLOC,
     exmap::FREE,
     exmap::READ,
@@ -59,15 +65,25 @@ struct Caller {
     exmaps: Vec<Exmap>,
     mappings: Vec<Mapping>,
     memory: Mapping,
+    /// Zeros.
+    read_only: Mapping,
+    /// How often each command of `COUNTED` has had an effect.
+    carried_out: [u64; COUNTED.len()],
 }
+
+/// Commands that get so far only if the exmap has a pool, and most of them a surface.
+const COUNTED: [u32; 4] = [exmap::ALLOC, exmap::HARVEST, exmap::MOVE, exmap::RESIZE];
 
 impl Caller {
     fn new(random: Random) -> Self {
         let memory = Mapping::anonymous(None, 4 * PAGE).unwrap();
         // The memory after the third page is not readable.
         sys::mprotect(memory.page(3), PAGE, libc::PROT_NONE).unwrap();
+        let read_only = Mapping::anonymous(None, PAGE).unwrap();
+        sys::mprotect(read_only.start(), PAGE, libc::PROT_READ).unwrap();
         let fresh = (0..300).map(|_| Exmap::open()).collect();
-        Self { random, fresh, exmaps: Vec::new(), mappings: Vec::new(), memory }
+        let (exmaps, mappings, carried_out) = (Vec::new(), Vec::new(), [0; COUNTED.len()]);
+        Self { random, fresh, exmaps, mappings, memory, read_only, carried_out }
     }
 
     fn edge(&mut self) -> u64 {
@@ -105,11 +121,76 @@ impl Caller {
             let words = right.into_iter().flat_map(u64::to_le_bytes);
             bytes.iter_mut().zip(words).for_each(|(byte, word)| *byte = word);
         }
-        vellum_kernel_tests::access::kernel_store(at, &bytes[..room]).unwrap();
+        access::kernel_store(at, &bytes[..room]).unwrap();
         at as u64
     }
 
-    fn argument(&mut self) -> u64 {
+    /// An address for an answer: of this test's memory, of a mapping of the device, of memory that
+    /// cannot be written, of no memory.
+    fn target(&mut self) -> u64 {
+        let at = match self.random.below(12) {
+            0 | 8 => return 0,
+            9.. => self.memory.page(1),
+            1 => return self.edge() | 1 << 63,
+            2 => self.memory.page(3) - 8,
+            3 => self.memory.page(3),
+            4 => self.read_only.start(),
+            5 => self.memory.page(1) + self.random.below(9) as usize,
+            _ => match self.mappings.last() {
+                // At most 4096 pages are harvested, so all of the answer is in a page.
+                Some(mapping) => {
+                    let page = self.random.below(8) as usize * PAGE;
+                    mapping.start() + page.min(mapping.length() - PAGE)
+                }
+                None => self.memory.page(0),
+            },
+        };
+        at as u64
+    }
+
+    /// A page, or a number of pages.
+    fn pages(&mut self) -> u64 {
+        if self.random.one_in(8) { self.edge() } else { self.random.below(70) }
+    }
+
+    /// The structure of a HARVEST, of which each field is likely to be valid.
+    fn harvest(&mut self) -> u64 {
+        let harvest = Harvest {
+            size: size_of::<Harvest>() as u32,
+            flags: self.random.pick(&[0, 1, 2, 3, 3, 4]),
+            page: self.pages(),
+            count: self.pages(),
+            accessed: self.target(),
+            written: self.target(),
+        };
+        let first = u64::from(harvest.size) | u64::from(harvest.flags) << 32;
+        let Harvest { page, count, accessed, written, .. } = harvest;
+        self.store(&[first, page, count, accessed, written])
+    }
+
+    /// The same of a MOVE.
+    fn transport(&mut self) -> u64 {
+        let interface = self.random.pick(&[0, 0, 0, 1, 2]);
+        let first = size_of::<Move>() as u64 | interface << 32;
+        let words = [first, self.pages(), self.pages(), self.pages()];
+        self.store(&words)
+    }
+
+    /// The address of these words.
+    fn store(&self, words: &[u64]) -> u64 {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        access::kernel_store(self.memory.page(0), &bytes).unwrap();
+        self.memory.page(0) as u64
+    }
+
+    fn argument(&mut self, command: u32) -> u64 {
+        match command {
+            exmap::HARVEST if !self.random.one_in(4) => return self.harvest(),
+            exmap::MOVE if !self.random.one_in(4) => return self.transport(),
+            // A pool of most other numbers would take all memory.
+            exmap::RESIZE => return self.edge(),
+            _ => {}
+        }
         match self.random.below(4) {
             0 => self.edge(),
             1 => exmap::vector(self.random.below(4), self.random.pick(&[0, 1, 5, 512, 513])),
@@ -132,9 +213,30 @@ impl Caller {
     /// An exmap of those that are in use, or a fresh one.
     fn exmap(&mut self) -> usize {
         if self.exmaps.is_empty() || (self.exmaps.len() < 8 && self.random.one_in(20)) {
-            self.exmaps.extend(self.fresh.pop());
+            let fresh = self.fresh.pop();
+            if let Some(exmap) = &fresh
+                && !self.random.one_in(3)
+            {
+                self.prepare(exmap);
+            }
+            self.exmaps.extend(fresh);
         }
         self.random.below(self.exmaps.len() as u64) as usize
+    }
+
+    /// Gives an exmap a pool, a surface with some pages, and ranges in its first vector. A user may
+    /// have too many locked pages for that.
+    fn prepare(&mut self, exmap: &Exmap) {
+        let flags = self.random.pick(&[0, exmap::TRACKS, exmap::TRACKS, exmap::PINNABLE]);
+        if exmap.create(&plan(64, 2, flags)).is_err() {
+            return;
+        }
+        let (Ok(surface), Ok(vector)) = (exmap.map(100), exmap.vector(0)) else { return };
+        for index in 0..5 {
+            vector.set(index, Entry::new(self.random.below(100), 1 + self.random.below(12)));
+        }
+        let _ = vector.run(exmap, exmap::ALLOC, 5);
+        self.mappings.push(surface);
     }
 
     fn map(&mut self) {
@@ -165,7 +267,6 @@ impl Caller {
 
     /// Accesses mappings, and removes some again.
     fn use_mappings(&mut self) {
-        use vellum_kernel_tests::access;
         for mapping in &self.mappings {
             let at = mapping.start() + self.random.below(mapping.length() as u64) as usize;
             let _ = access::load(at);
@@ -186,7 +287,7 @@ impl Caller {
 
     fn transfer(&mut self) {
         let index = self.exmap();
-        let (address, length) = (self.argument() as usize, self.edge() as usize);
+        let (address, length) = (self.argument(0) as usize, self.edge() as usize);
         let address = match self.mappings.last() {
             Some(mapping) if self.random.one_in(2) => mapping.start(),
             // No call may write to this program's own memory.
@@ -212,8 +313,12 @@ impl Caller {
             2 => self.transfer(),
             _ => {
                 let (command, index) = (self.command(), self.exmap());
-                let argument = self.argument();
+                let argument = self.argument(command);
                 let answer = self.exmaps[index].command(command, argument);
+                let counted = COUNTED.iter().position(|counted| *counted == command);
+                if let Some(counted) = counted {
+                    self.carried_out[counted] += u64::from(answer.is_ok());
+                }
                 if command == exmap::CLONE
                     && let Ok(number) = answer
                 {
@@ -231,8 +336,9 @@ fn close(number: u64) {
     unsafe { libc::close(number as i32) };
 }
 
-/// A child makes calls for some seconds, so that none writes to this process' memory.
-fn hostile(random: Random, bystander: &Surface, prepare: impl FnOnce()) -> u64 {
+/// A child makes calls for some seconds, or until it has carried out each command, so that none writes to this process' memory. Returns the
+/// number of calls, and how often each command of `COUNTED` was carried out.
+fn hostile(random: Random, bystander: &Surface, prepare: impl FnOnce()) -> [u64; 5] {
     let (mut counts, mut count) = std::io::pipe().unwrap();
     let child = Child::start(|| {
         use std::io::Write as _;
@@ -241,19 +347,27 @@ fn hostile(random: Random, bystander: &Surface, prepare: impl FnOnce()) -> u64 {
         // pool.
         close(bystander.exmap.as_fd().as_raw_fd() as u64);
         prepare();
-        let deadline = Deadline::after_ms(6000);
+        let (deadline, patience) = (Deadline::after_ms(6000), Deadline::after_ms(60_000));
         let mut calls = 0_u64;
-        while !deadline.is_over() && !caller.fresh.is_empty() {
+        while !caller.fresh.is_empty()
+            && (!deadline.is_over() || (caller.carried_out.contains(&0) && !patience.is_over()))
+        {
             caller.call();
             calls += 1;
         }
-        count.write_all(&calls.to_le_bytes()).unwrap();
+        let zeros = access::load_page(caller.read_only.start()).unwrap();
+        assert!(zeros.iter().all(|word| *word == 0), "memory that is for reading was written");
+        for number in [&[calls][..], &caller.carried_out].concat() {
+            count.write_all(&number.to_le_bytes()).unwrap();
+        }
         0
     });
     assert_eq!(child.wait(), End::Status(0));
-    let mut bytes = [0; 8];
-    std::io::Read::read_exact(&mut counts, &mut bytes).unwrap();
-    u64::from_le_bytes(bytes)
+    [(); 5].map(|()| {
+        let mut bytes = [0; 8];
+        std::io::Read::read_exact(&mut counts, &mut bytes).unwrap();
+        u64::from_le_bytes(bytes)
+    })
 }
 
 #[test]
@@ -264,7 +378,8 @@ fn malformed_calls_do_no_harm() {
     bystander.alloc(0, &[(5, 10)]);
     bystander.stamp(7, 7);
     let calls = hostile(Random::new(random.number()), &bystander, || ());
-    println!("{calls} calls of root");
+    println!("calls of root, ALLOC, HARVEST, MOVE, RESIZE: {calls:?}");
+    assert!(!calls.contains(&0), "no such command was carried out");
     bystander.assert_stamped(7, 7);
     bystander.assert_works();
     Plan::new(1000, 1000).make().assert_works();
@@ -278,7 +393,8 @@ fn malformed_calls_of_a_user_do_no_harm() {
     bystander.alloc(0, &[(5, 10)]);
     bystander.stamp(7, 7);
     let calls = hostile(Random::new(random.number()), &bystander, || become_user(4 << 20));
-    println!("{calls} calls of a user");
+    println!("calls of a user, ALLOC, HARVEST, MOVE, RESIZE: {calls:?}");
+    assert!(!calls.contains(&0), "no such command was carried out");
     bystander.assert_stamped(7, 7);
     bystander.assert_works();
 }
@@ -301,11 +417,98 @@ fn every_command_number_returns() {
             }
         }
     }
-    for command in KNOWN {
+    // A small number is a correct argument of RESIZE.
+    for command in KNOWN.into_iter().filter(|command| *command != exmap::RESIZE) {
         for argument in [1, 8, 0x7fff_ffff_f000, 0xffff_8000_0000_0000, u64::MAX - 4095] {
             let answer = surface.exmap.command(command, argument);
             assert!(answer.is_err(), "{command:#x} of {argument:#x}: {answer:?}");
         }
     }
+    let resize = |frames| surface.exmap.command(exmap::RESIZE, frames);
+    assert_eq!(resize(0), Err(Errno::INVAL));
+    for frames in [1 << 31, 0x7fff_ffff_f000, 1 << 52, 1 << 63, u64::MAX] {
+        assert_eq!(resize(frames), Err(Errno::NOMEM), "{frames:#x} frames");
+        assert_eq!(surface.stat().frames, 10);
+    }
+    surface.assert_works();
+}
+
+/// Pages of the surface below: three words of a harvest.
+const HARVESTED: u64 = 130;
+
+/// Has a harvest answer to these two addresses.
+fn harvest_to(surface: &Surface, accessed: usize, written: usize) -> Result<u64, Errno> {
+    let (accessed, written) = (accessed as u64, written as u64);
+    let (size, flags) = (size_of::<Harvest>() as u32, exmap::CLEAR_ACCESSED);
+    let harvest = Harvest { size, flags, page: 0, count: HARVESTED, accessed, written };
+    surface.exmap.pass(exmap::HARVEST, (&raw const harvest).expose_provenance())
+}
+
+/// HARVEST writes through both pointers as the caller could, or the command fails.
+#[test]
+fn a_harvest_writes_only_where_the_caller_may() {
+    let Some(_turn) = turn() else { return };
+    let surface = Plan::new(HARVESTED, 10).flags(exmap::TRACKS).make();
+    assert_eq!(surface.alloc(0, &[(5, 2)]), [(0, 2)]);
+    let [memory, closed, read_only, gone] =
+        [(); 4].map(|()| Mapping::anonymous(None, 2 * PAGE).unwrap());
+    let tables = Mapping::new(Request {
+        address: 0,
+        length: PAGE,
+        protection: libc::PROT_READ,
+        flags: libc::MAP_SHARED,
+        fd: Some(surface.exmap.as_fd()),
+        offset: exmap::OFFSET_TABLES,
+    })
+    .unwrap();
+    let before = access::kernel_load(tables.start(), PAGE).unwrap();
+    sys::mprotect(closed.start(), 2 * PAGE, libc::PROT_NONE).unwrap();
+    sys::mprotect(read_only.start(), 2 * PAGE, libc::PROT_READ).unwrap();
+    // Two of the three words have room.
+    sys::mprotect(memory.page(1), PAGE, libc::PROT_READ).unwrap();
+    let lost = gone.start();
+    gone.unmap().unwrap();
+    let bad = [
+        8,
+        lost,
+        closed.start(),
+        read_only.start(),
+        memory.page(1) - 16,
+        memory.page(1) - 4,
+        tables.start(),
+        surface.mapping.page(9),
+        surface.mapping.page(HARVESTED - 1),
+        (1 << 47) - PAGE,
+        1 << 63,
+        0xffff_8880_0000_0000,
+        0xffff_ffff_8100_0000,
+        usize::MAX - 7,
+        usize::MAX - 23,
+    ];
+    let (first, second) = (memory.start(), memory.start() + 256);
+    for at in bad {
+        assert_eq!(harvest_to(&surface, at, 0), Err(Errno::FAULT), "accessed to {at:#x}");
+        assert_eq!(harvest_to(&surface, 0, at), Err(Errno::FAULT), "written to {at:#x}");
+        assert_eq!(harvest_to(&surface, first, at), Err(Errno::FAULT), "written to {at:#x}");
+    }
+    assert!(access::load_page(read_only.start()).unwrap().iter().all(|word| *word == 0));
+    assert_eq!(access::kernel_load(tables.start(), PAGE).unwrap(), before);
+    assert_eq!(harvest_to(&surface, 0, 0), Ok(2), "nothing is asked for");
+    // To present pages of the surface itself, and to its vector.
+    for at in [surface.mapping.page(5), surface.mapping.page(6) + 8, surface.vectors[0].start()] {
+        let rest = [0x5a; 40];
+        access::kernel_store(at, &rest).unwrap();
+        assert_eq!(harvest_to(&surface, at, 0), Ok(2), "to {at:#x}");
+        assert_eq!(access::kernel_load(at + 24, 16).unwrap(), rest[24..]);
+    }
+    // Not accessed since then but by the test's own look.
+    access::kernel_store(first, &[0x5a; 512]).unwrap();
+    assert_eq!(harvest_to(&surface, first, second), Ok(2));
+    assert_eq!(harvest_to(&surface, first, second), Ok(2));
+    let mut expected = [0; 32];
+    expected[24..].fill(0x5a);
+    assert_eq!(access::kernel_load(first, 32).unwrap(), expected);
+    expected[0] = 3 << 5;
+    assert_eq!(access::kernel_load(second, 32).unwrap(), expected);
     surface.assert_works();
 }
