@@ -119,37 +119,74 @@ impl Subject {
         let going: Vec<u64> = (0..count).filter(goes).collect();
         assert_eq!(moved, Ok(going.len() as u64));
         for index in going {
-            let held = self.model[(from + index) as usize].take().expect("a page");
-            self.model[(to + index) as usize] = Some(Held::new(held.content));
+            // With its contents, and with what is noted about it.
+            let held = self.model[(from + index) as usize].take();
+            self.model[(to + index) as usize] = held;
         }
         self.check_some(session, (from, count));
         self.check_some(session, (to, count));
     }
 
-    fn harvest(&mut self, session: &mut Session) {
-        let (page, count) = some_range(&mut session.random, self.pages);
-        let clear = self.has(exmap::TRACKS) && session.random.one_in(2);
-        session.note(format!("HARVEST {page}, {count}, clear {clear}"));
-        let mut written = vec![0_u64; (count as usize).div_ceil(64)];
-        let flags = if clear { exmap::CLEAR_WRITTEN | exmap::CLEAR_ACCESSED } else { 0 };
+    /// The pages of a range that HARVEST calls accessed, and those that it calls written.
+    #[track_caller]
+    fn noted(&self, (page, count): (u64, u64), flags: u32) -> (Vec<bool>, Vec<bool>) {
+        let words = (count as usize).div_ceil(64);
+        let (mut accessed, mut written) = (vec![0_u64; words + 1], vec![0_u64; words + 1]);
         let request = Harvest {
             size: size_of::<Harvest>() as u32,
             flags,
             page,
             count,
-            accessed: 0,
+            accessed: accessed.as_mut_ptr().expose_provenance() as u64,
             written: written.as_mut_ptr().expose_provenance() as u64,
         };
         let there = count - self.absent((page, count)).len() as u64;
         assert_eq!(pass(self, exmap::HARVEST, &request), Ok(there));
-        for index in 0..count {
-            let is_written = written[index as usize / 64] >> (index % 64) & 1 == 1;
-            let Some(held) = &mut self.model[(page + index) as usize] else {
-                assert!(!is_written, "page {} is absent and was written", page + index);
-                continue;
-            };
-            assert!(is_written || !held.is_written, "a write to page {} is lost", page + index);
-            held.is_written &= !clear;
+        let rest = 64 * (words as u64 + 1);
+        let bits = |words: &[u64]| -> Vec<bool> {
+            (0..rest).map(|index| words[index as usize / 64] >> (index % 64) & 1 == 1).collect()
+        };
+        let (accessed, written) = (bits(&accessed), bits(&written));
+        for index in 0..rest {
+            let bits = (accessed[index as usize], written[index as usize]);
+            let held = self.model.get((page + index) as usize).filter(|_| index < count);
+            match held.copied().flatten() {
+                None => assert_eq!(bits, (false, false), "page {} is absent", page + index),
+                // The kernel may have found the page idle (`clear_refs`), but not clean.
+                Some(_) if !self.has(exmap::TRACKS) => assert!(bits.1, "page {}", page + index),
+                Some(held) => {
+                    assert!(bits.1 || !held.is_written, "a write to {} is lost", page + index);
+                    assert!(!bits.1 || held.may_be_written, "{} was not written", page + index);
+                }
+            }
+        }
+        (accessed, written)
+    }
+
+    fn harvest(&mut self, session: &mut Session) {
+        let range = some_range(&mut session.random, self.pages);
+        let all = exmap::CLEAR_WRITTEN | exmap::CLEAR_ACCESSED;
+        let flags = session.random.pick(&[0, 0, exmap::CLEAR_WRITTEN, exmap::CLEAR_ACCESSED, all]);
+        session.note(format!("HARVEST {range:?}, flags {flags}"));
+        self.noted(range, flags);
+        if !self.has(exmap::TRACKS) {
+            return;
+        }
+        let pages = range.0..range.0 + range.1;
+        if flags & exmap::CLEAR_WRITTEN != 0 {
+            for held in self.model[pages.start as usize..pages.end as usize].iter_mut().flatten() {
+                (held.is_written, held.may_be_written) = (false, false);
+            }
+        }
+        if flags & exmap::CLEAR_ACCESSED != 0 {
+            let (accessed, _) = self.noted(range, 0);
+            assert!(accessed.iter().all(|bit| !bit), "nothing was accessed since then");
+            // The CPUs note accesses again.
+            let there = pages.clone().find(|page| self.is_there(*page));
+            there.into_iter().for_each(|page| self.check(page));
+            let (accessed, _) = self.noted(range, 0);
+            let expected = pages.map(|page| there == Some(page));
+            assert!(expected.eq(accessed[..range.1 as usize].iter().copied()), "{there:?} was");
         }
     }
 
@@ -326,6 +363,8 @@ impl Subject {
             } else if !writes {
                 // HARVEST reports the bits that CPUs set, so it does not report a device's writes.
                 held.content = if all { disk.pages[disk_page] } else { Content::Own };
+                // It may, if the kernel has found the page by a fault.
+                held.may_be_written = true;
             }
         }
         (page..page + count).for_each(|page| self.check(page));
@@ -347,6 +386,12 @@ impl Subject {
             None => self.owner.check(&words_of(&bytes), Content::Zeros, page),
         }
         self.had_io = true;
+    }
+
+    /// Something asks the kernel for pages that it could write to.
+    fn may_be_written(&mut self, (page, count): (u64, u64)) {
+        let range = page as usize..(page + count) as usize;
+        self.model[range].iter_mut().flatten().for_each(|held| held.may_be_written = true);
     }
 
     /// The descriptor as a proxy of the backing: a present page keeps its contents.
@@ -435,6 +480,7 @@ impl Subject {
             return;
         }
         assert_eq!(registered, Ok(()), "pages that can be pinned");
+        self.may_be_written((page, count));
         assert_eq!(self.vector(exmap::FREE, &[(page, count)]), [(-libc::EBUSY, 0)]);
         let mut disk = Disk::new(&mut self.owner, count, true);
         let part = (self.at(page), count as usize * PAGE);
@@ -452,6 +498,9 @@ impl Subject {
         if self.machine.is_none() && session.random.one_in(4) {
             let mapping = self.mapping.as_ref().expect("a mapping");
             self.machine = Machine::new(mapping);
+        }
+        if self.machine.is_some() {
+            self.may_be_written((page, 1));
         }
         let Some(machine) = &mut self.machine else { return };
         let (content, at) =
@@ -474,8 +523,7 @@ impl Subject {
             let mark = self.owner.mark(page);
             access::store_page(at, mark).expect("a page");
             undisturbed(|| machine.store(page as usize, mark as u16)).expect("a page");
-            self.model[page as usize] =
-                Some(Held { content: Content::Mark(mark), is_written: true });
+            self.model[page as usize] = Some(Held::marked(mark));
             self.check(page);
         } else if content.is_some() && !self.is_pinned((page, 1)) {
             self.take_from_machine(page);

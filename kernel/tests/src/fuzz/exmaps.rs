@@ -27,14 +27,22 @@ const LOOKS: u64 = 3;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub(super) content: Content,
-    /// Whether it was written since it was populated or moved here, and since the last HARVEST that
-    /// cleared the bits.
+    /// Whether a CPU has written it since its frame came to the surface, and since the last HARVEST
+    /// that cleared the bits.
     pub(super) is_written: bool,
+    /// Whether HARVEST may report that: the same, or something was about to write to the page that
+    /// is no access of the process.
+    pub(super) may_be_written: bool,
 }
 
 impl Held {
     pub(super) fn new(content: Content) -> Self {
-        Self { content, is_written: false }
+        Self { content, is_written: false, may_be_written: false }
+    }
+
+    /// A page that was just filled with a mark.
+    pub(super) fn marked(mark: u64) -> Self {
+        Self { content: Content::Mark(mark), is_written: true, may_be_written: true }
     }
 }
 
@@ -229,8 +237,7 @@ impl Subject {
         };
         assert_eq!(stored.is_ok(), is_there, "page {page}: a store");
         if is_there {
-            self.model[page as usize] =
-                Some(Held { content: Content::Mark(mark), is_written: true });
+            self.model[page as usize] = Some(Held::marked(mark));
         }
     }
 
