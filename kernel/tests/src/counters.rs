@@ -54,10 +54,18 @@ pub fn field(path: &str, name: &str) -> u64 {
 /// emulated machine is slow, and the host may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(200);
 
-/// The results of the module's self-check: a line for each exmap, or Morsel.
+/// The folder of the module's self-checks.
+const SELF_CHECKS: &str = "/sys/kernel/debug/vellum";
+
+/// The results of the module's self-check: a line for each exmap, or Morsel. None if this kernel has
+/// no self-checks, or if they are not for this user.
+#[track_caller]
 fn checked(what: &str) -> Vec<String> {
-    // Some kernels do not have it.
-    let text = fs::read_to_string(format!("/sys/kernel/debug/vellum/{what}")).unwrap_or_default();
+    let folder = Path::new(SELF_CHECKS);
+    let text = match fs::read_to_string(folder.join(what)) {
+        Err(_) if !folder.exists() => String::new(),
+        text => text.unwrap_or_else(|error| panic!("the self-check of {what}: {error}")),
+    };
     text.lines().map(str::to_owned).collect()
 }
 
@@ -67,14 +75,20 @@ fn number_after(line: &str, name: &str) -> Option<u64> {
     rest.split_whitespace().next()?.parse().ok()
 }
 
+/// Fails unless such a line has both numbers, and they are the same.
+#[track_caller]
+fn assert_equal(line: &str, one: &str, other: &str) {
+    let (one, other) = (number_after(line, one), number_after(line, other));
+    assert!(one.is_some() && one == other, "{one:?} and {other:?}: {line}");
+}
+
 /// Fails unless the self-check of all exmaps adds up. No thread may use one meanwhile.
 #[track_caller]
 pub fn assert_exmaps_are_sound() {
     for line in checked("exmaps") {
-        let number = |name| number_after(&line, name);
-        assert_eq!(number("resident"), number("surface"), "{line}");
+        assert_equal(&line, "resident", "surface");
         for what in ["twice", "wrong", "lost", "stuck"] {
-            assert_eq!(number(what), Some(0), "{what}: {line}");
+            assert_eq!(number_after(&line, what), Some(0), "{what}: {line}");
         }
     }
 }
@@ -83,10 +97,9 @@ pub fn assert_exmaps_are_sound() {
 #[track_caller]
 pub fn assert_morsels_are_sound() {
     for line in checked("morsels") {
-        let number = |name| number_after(&line, name);
-        assert_eq!(number("pages"), number("found"), "{line}");
+        assert_equal(&line, "pages", "found");
         for what in [" wrong", "reader wrong"] {
-            assert_eq!(number(what), Some(0), "{what}: {line}");
+            assert_eq!(number_after(&line, what), Some(0), "{what}: {line}");
         }
     }
 }
@@ -116,7 +129,7 @@ pub struct Extents {
 impl Extents {
     /// The present state; `None` if this kernel has no self-checks.
     pub fn now() -> Option<Self> {
-        if !Path::new("/sys/kernel/debug/vellum").exists() {
+        if !Path::new(SELF_CHECKS).exists() {
             return None;
         }
         let line = checked("file-extents").into_iter().next().expect("file-extents");
