@@ -3,8 +3,9 @@
 
 mod bank;
 
-use std::fs;
+use std::fs::{self, File};
 use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
@@ -512,34 +513,200 @@ fn no_base_with_flipped_bits(store: &Path, base: &Path, random: &mut Random) {
     fs::remove_file(next).unwrap();
 }
 
-/// Numbers that no file has are refused, also if their checksums are right.
+/// Where the counts of an increment are in its head: of the store's file, of the frames that the
+/// increment has, of their runs, of the ranges of the index, and of its sums.
+const FILE_FRAMES: usize = 88;
+const FRAMES: usize = 96;
+const RUNS: usize = 104;
+const RANGES: usize = 112;
+const USED: usize = 120;
+/// No file of more bytes than this is made.
+const LONGEST: u64 = 2 << 40;
+
+/// The parts of an increment, to be put together with other numbers.
+#[derive(Clone)]
+struct Parts {
+    head: Vec<u8>,
+    frames: Vec<u8>,
+    runs: Vec<u8>,
+    ranges: Vec<u8>,
+    sums: Vec<u8>,
+}
+
+impl Parts {
+    fn of(path: &Path) -> Parts {
+        let bytes = fs::read(path).unwrap();
+        let mut rest = &bytes[4096..];
+        let mut next = |at: usize, size: u64| {
+            let count = u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
+            rest.split_off(..(count * size) as usize).unwrap().to_vec()
+        };
+        let [frames, runs, ranges, sums] =
+            [(FRAMES, 4096), (RUNS, 16), (RANGES, 16), (USED, 16)].map(|(at, size)| next(at, size));
+        Parts { head: bytes[..4096].to_vec(), frames, runs, ranges, sums }
+    }
+
+    fn number(&self, at: usize) -> u64 {
+        u64::from_le_bytes(*self.head[at..].first_chunk().unwrap())
+    }
+
+    fn set(&mut self, at: usize, new: u64) {
+        self.head[at..at + 8].copy_from_slice(&new.to_le_bytes());
+    }
+
+    /// Writes an increment of the length that its numbers say, with the right checksums: each part
+    /// is cut off, or is zeros after its end. If no file can be so long, the parts have the lengths
+    /// that they had.
+    fn write(&self, path: &Path) {
+        let mut made = self.clone();
+        let parts = [
+            (FRAMES, 4096, &mut made.frames),
+            (RUNS, 16, &mut made.runs),
+            (RANGES, 16, &mut made.ranges),
+            (USED, 16, &mut made.sums),
+        ];
+        let lens = parts.each_ref().map(|(at, size, _)| self.number(*at).saturating_mul(*size));
+        let is_short = lens.iter().all(|len| *len < LONGEST);
+        let (mut at, mut writes, mut tables_end) = (4096, Vec::new(), 0);
+        for ((number, _, part), len) in parts.into_iter().zip(lens) {
+            let len = if is_short { len } else { part.len() as u64 };
+            part.truncate(len as usize);
+            if number != FRAMES && len < 1 << 20 {
+                part.resize(len as usize, 0);
+            }
+            writes.push((at, part.clone()));
+            at += len;
+            tables_end = at;
+        }
+        let sum = |bytes: &[u8]| crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes);
+        let runs_sum = sum(&made.runs);
+        made.set(128, runs_sum);
+        // The digest of the index that the increment leads to.
+        let digest = sum(&[&made.ranges[..], &made.sums].concat());
+        made.set(80, digest);
+        vellum::page::seal(&mut made.head, &[]);
+        writes.push((0, made.head));
+        let file = File::create(path).unwrap();
+        for (at, bytes) in writes {
+            file.write_all_at(&bytes, at).unwrap();
+        }
+        file.set_len(tables_end.next_multiple_of(4096)).unwrap();
+    }
+}
+
+fn is_contradiction(error: &Error) -> bool {
+    let what = ["contradict each other", "not in order"];
+    matches!(error, Error::BadBackup { .. })
+        && what.iter().any(|what| error.to_string().contains(what))
+}
+
+/// Numbers that no file has are refused, also if their checksums and the file's length are right.
 #[test]
 fn numbers_that_no_increment_has_are_refused() {
     let (folder, base, store) = with_one_increment();
     drop(store);
     let at = |name: &str| folder.path().join(name);
-    let good = fs::read(at("one")).unwrap();
-    let number = |at: usize| u64::from_le_bytes(*good[at..].first_chunk().unwrap());
-    let runs = 4096 * (1 + number(96) as usize);
-    let end = runs + 16 * number(104) as usize;
-    // The counts of the first page; the first run, and its length.
-    for place in [88, 96, 104, 112, 120, runs, runs + 8] {
+    let good = Parts::of(&at("one"));
+    good.write(&at("same"));
+    assert!(fs::read(at("same")).unwrap() == fs::read(at("one")).unwrap());
+    let refused = || {
+        let error = restore(&at("new"), &base, &[at("bad")]).unwrap_err();
+        assert!(!at("new").exists());
+        error
+    };
+    for place in [FILE_FRAMES, FRAMES, RUNS, RANGES, USED] {
+        let old = good.number(place);
+        // A file of 1 TiB might fill the disk before the disk has no room for more.
+        let long = (place != FILE_FRAMES).then_some(1 << 28);
         let edges = [0, 1 << 50, 1 << 51, 1 << 60, u64::MAX - 1, u64::MAX];
-        for new in edges.into_iter().filter(|new| *new != number(place)) {
-            let mut bytes = good.clone();
-            bytes[place..place + 8].copy_from_slice(&new.to_le_bytes());
-            let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, &bytes[runs..end]);
-            bytes[128..136].copy_from_slice(&sum.to_le_bytes());
-            vellum::page::seal(&mut bytes[..4096], &[]);
-            fs::write(at("bad"), &bytes).unwrap();
-            let error = restore(&at("new"), &base, &[at("bad")]).unwrap_err();
+        for new in edges.into_iter().chain(long) {
+            let mut bad = good.clone();
+            bad.set(place, new);
+            bad.write(&at("bad"));
+            let error = refused();
             // No disk has room for the longest files.
             let is_known = matches!(&error, Error::BadBackup { .. })
-                || place == 88 && matches!(&error, Error::BackupIo { .. });
+                || place == FILE_FRAMES && matches!(&error, Error::BackupIo { .. });
             assert!(is_known, "{place}, {new}: {error}");
-            assert!(!at("new").exists());
+        }
+        // The longest range ends where the file does, or before.
+        let (start, count) = last_of(&good.ranges);
+        let near = match place {
+            FILE_FRAMES => vec![start + count - 1, good.number(USED) - 1],
+            _ => vec![old - 1, old + 1],
+        };
+        for new in near {
+            let mut bad = good.clone();
+            bad.set(place, new);
+            bad.write(&at("bad"));
+            let error = refused();
+            assert!(is_contradiction(&error), "{place}, {old}, {new}: {error}");
         }
     }
+}
+
+/// The last run, or the last range.
+fn last_of(table: &[u8]) -> (u64, u64) {
+    let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+    let last = table.last_chunk::<16>().unwrap();
+    (number(&last[..8]), number(&last[8..]))
+}
+
+/// Runs and ranges that are out of order, have no frames, or other ones than the counts say, are
+/// refused, also if their checksums are right.
+#[test]
+fn runs_and_ranges_that_no_increment_has_are_refused() {
+    let (folder, base, store) = with_one_increment();
+    drop(store);
+    let at = |name: &str| folder.path().join(name);
+    let good = Parts::of(&at("one"));
+    assert!(good.number(RUNS) > 1 && good.number(RANGES) > 0);
+    let tables: [fn(&mut Parts) -> &mut Vec<u8>; 2] =
+        [|parts| &mut parts.runs, |parts| &mut parts.ranges];
+    for (table, of) in tables.into_iter().enumerate() {
+        let len = of(&mut good.clone()).len();
+        // The first ones and the last ones: where they begin, and their lengths.
+        for place in [0, 8, len - 16, len - 8] {
+            let old = u64::from_le_bytes(*of(&mut good.clone())[place..].first_chunk().unwrap());
+            let edges = [0, 1 << 50, 1 << 51, 1 << 60, u64::MAX - 1, u64::MAX];
+            let near = [old.wrapping_sub(1), old + 1];
+            for new in edges.into_iter().chain(near).filter(|new| *new != old) {
+                let mut bad = good.clone();
+                of(&mut bad)[place..place + 8].copy_from_slice(&new.to_le_bytes());
+                bad.write(&at("bad"));
+                let error = restore(&at("new"), &base, &[at("bad")]).unwrap_err();
+                assert!(matches!(&error, Error::BadBackup { .. }), "{table}, {place}: {error}");
+                // Another length makes the count wrong; another place may be one of the file.
+                let is_clear = place % 16 == 0 || is_contradiction(&error);
+                assert!(is_clear, "{table}, {place}, {old}, {new}: {error}");
+                assert!(!at("new").exists());
+            }
+        }
+    }
+}
+
+/// A file with a hole may be very long. What it says of its runs takes no memory.
+#[test]
+fn a_hole_for_runs_takes_no_memory() {
+    let (folder, base, store) = with_one_increment();
+    drop(store);
+    let at = |name: &str| folder.path().join(name);
+    let good = Parts::of(&at("one"));
+    // The runs would need 4 GiB.
+    let many = 1 << 28;
+    for agreeing in [&[RUNS][..], &[FRAMES, RUNS], &[FILE_FRAMES, FRAMES, RUNS, USED]] {
+        let mut bad = good.clone();
+        agreeing.iter().for_each(|place| bad.set(*place, many));
+        bad.write(&at("bad"));
+        let error = restore(&at("new"), &base, &[at("bad")]).unwrap_err();
+        assert!(is_contradiction(&error), "{agreeing:?}: {error}");
+        assert!(!at("new").exists());
+    }
+    // In KiB.
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let most: u64 = most.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(most < 3 << 20, "the process had {most} KiB");
 }
 
 #[test]

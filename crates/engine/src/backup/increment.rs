@@ -10,7 +10,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use crc_fast::{CrcAlgorithm, checksum};
+use crc_fast::{CrcAlgorithm, Digest, checksum};
 
 use vellum_pool::{PAGE_SIZE, PageCopy, PageRef};
 
@@ -42,6 +42,9 @@ const AT_RUNS_SUM: usize = 128;
 /// So many frames are written or read at once.
 const CHUNK: usize = 64;
 const FRAME: u64 = PAGE_SIZE as u64;
+
+/// What is wrong with an increment whose counts do not fit together.
+const CONTRADICTION: &str = "its numbers of pages contradict each other";
 
 /// The first frame of an increment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +128,44 @@ impl Head {
                 head.file_bytes()
             ));
         }
+        // A run and a range have a frame at least, and only frames in use are in an increment.
+        if head.runs > head.frames
+            || head.frames.max(head.ranges) > head.used
+            || head.used > head.file_frames
+        {
+            return Err(CONTRADICTION.into());
+        }
         Ok(head)
+    }
+
+    /// Reads the runs, and checks that they are in order and that no frame is there twice. What
+    /// they need of memory grows as they are read: a file may have a hole of any length there.
+    ///
+    /// # Errors
+    /// What the system said; `InvalidData` with what is wrong.
+    fn read_runs(&self, file: &File) -> io::Result<Vec<(u64, u64)>> {
+        let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+        let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+        let mut buffer = vec![0; CHUNK * PAGE_SIZE];
+        let (mut runs, mut next) = (Vec::new(), 0);
+        let (mut at, end) = (self.tables(), self.tables() + self.runs * ENTRY);
+        while at < end {
+            let len = (buffer.len() as u64).min(end - at);
+            let bytes = &mut buffer[..len as usize];
+            file.read_exact_at(bytes, at)?;
+            digest.update(bytes);
+            for run in bytes.chunks_exact(ENTRY as usize) {
+                let (first, count) = (get_u64(run, 0), get_u64(run, 8));
+                let after = first.checked_add(count).filter(|_| first >= next && count > 0);
+                next = after.ok_or_else(|| wrong("its list of pages is not in order"))?;
+                runs.push((first, count));
+            }
+            at += len;
+        }
+        match digest.finalize() == self.runs_sum {
+            true => Ok(runs),
+            false => Err(wrong("its list of pages is damaged: the checksum is wrong")),
+        }
     }
 
     /// Where the runs begin.
@@ -283,11 +323,10 @@ impl Increment {
         }
         file.read_exact_at(&mut first, 0).map_err(failed)?;
         let head = Head::decode(&first, bytes).map_err(bad)?;
-        let mut table = vec![0; (head.runs * ENTRY) as usize];
-        file.read_exact_at(&mut table, head.tables()).map_err(failed)?;
-        if checksum(CrcAlgorithm::Crc64Nvme, &table) != head.runs_sum {
-            return Err(bad("its list of pages is damaged: the checksum is wrong".into()));
-        }
+        let runs = head.read_runs(&file).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => bad(error.to_string()),
+            _ => failed(error),
+        })?;
         let at = head.tables() + head.runs * ENTRY;
         let index = Index::read(file.try_clone().map_err(failed)?, at, head.ranges, head.used);
         let (index, digest) = index.map_err(|error| match error.kind() {
@@ -297,17 +336,11 @@ impl Increment {
         if digest != head.state.digest {
             return Err(bad("its index is damaged: the checksum is wrong".into()));
         }
-        let runs = table.chunks_exact(ENTRY as usize);
-        let runs: Vec<_> = runs.map(|run| (get_u64(run, 0), get_u64(run, 8))).collect();
-        let count = runs.iter().try_fold(0_u64, |sum, (_, count)| sum.checked_add(*count));
-        // They are in order, and no frame is there twice.
-        let after = runs.iter().try_fold(0, |next, (start, count)| {
-            start.checked_add(*count).filter(|_| *start >= next && *count > 0)
-        });
+        let count: u64 = runs.iter().map(|(_, count)| count).sum();
+        let after = runs.last().map_or(0, |(start, count)| start + count);
         let last = index.ranges().last().map_or(0, |(start, count)| start + count);
-        let fits = |end: u64| end <= head.file_frames;
-        if count != Some(head.frames) || !after.is_some_and(fits) || !fits(last) {
-            return Err(bad("its numbers of pages contradict each other".into()));
+        if count != head.frames || after > head.file_frames || last > head.file_frames {
+            return Err(bad(CONTRADICTION.into()));
         }
         Ok(Increment { path: path.into(), file, head, runs, index })
     }
