@@ -4,33 +4,46 @@
 mod common;
 
 use std::cell::Cell;
+use std::io::Write as _;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use common::{PATIENCE, options};
-use vellum::{Error, Store, Tree};
+use vellum::{BackupOptions, Error, Snapshot, Store, Transaction, Tree};
 use vellum_pool::device::MemoryDevice;
 
 fn store() -> (Store, Tree) {
     let store = Store::create_on(Arc::new(MemoryDevice::new()), &options(256, 1)).unwrap();
+    let tree = filled(&store);
+    (store, tree)
+}
+
+fn filled(store: &Store) -> Tree {
     let tree = store.create_tree("t").unwrap();
     tree.upsert(b"a", b"short").unwrap();
     tree.upsert(b"b", &[7; 20_000]).unwrap();
     store.sync().unwrap();
-    (store, tree)
+    tree
 }
 
 type Call = fn(&Store, &Tree) -> Result<(), Error>;
 
 /// All calls that change a store or wait for its changes.
-const CALLS: [(&str, Call); 24] = [
+const CALLS: [(&str, Call); 32] = [
     ("sync", |store, _| store.sync()),
     ("close", |store, _| store.clone().close()),
     ("snapshot", |store, _| store.snapshot().map(drop)),
     ("begin", |store, _| store.begin().map(drop)),
     ("transact", |store, tree| store.transact(|one| one.put(tree, b"c", b"c"))),
     ("check", |store, _| store.check(&mut |_| {}).map(drop)),
+    ("free_lost_pages", |store, _| {
+        store.free_lost_pages(&mut |_| ControlFlow::Continue(())).map(drop)
+    }),
+    ("backup", |store, _| {
+        let nowhere = std::env::temp_dir().join("no such folder").join("backup");
+        store.backup(nowhere, &BackupOptions::new(), &mut |_| ControlFlow::Continue(())).map(drop)
+    }),
     ("compact", |store, _| store.compact(&mut |_| ControlFlow::Continue(())).map(drop)),
     ("create_tree", |store, _| store.create_tree("new").map(drop)),
     ("tree_or_create", |store, _| store.tree_or_create("new").map(drop)),
@@ -41,20 +54,26 @@ const CALLS: [(&str, Call); 24] = [
     ("upsert", |_, tree| tree.upsert(b"c", b"c").map(drop)),
     ("insert", |_, tree| tree.insert(b"c", b"c")),
     ("update", |_, tree| tree.update(b"b", |_| ()).map(drop)),
+    ("fetch_and_update", |_, tree| tree.fetch_and_update(b"b", |_| Some("c")).map(drop)),
+    ("compare_and_swap", |_, tree| tree.compare_and_swap(b"c", None, Some(b"c")).map(drop)),
     ("remove", |_, tree| tree.remove(b"b").map(drop)),
     ("pop_first", |_, tree| tree.pop_first().map(drop)),
     ("take", |_, tree| tree.take(b"b").map(drop)),
     ("extend", |_, tree| tree.extend([(b"c", b"c")]).map(drop)),
+    ("bulk_loader", |_, tree| tree.bulk_loader().map(drop)),
     ("bulk_load", |_, tree| tree.bulk_load([(b"c", b"c")]).map(drop)),
     ("remove_range", |_, tree| tree.remove_range("b"..).map(drop)),
+    ("retain", |_, tree| tree.retain(|_, _| false).map(drop)),
+    ("retain_in", |_, tree| tree.retain_in("b".., |_, _| false).map(drop)),
     ("extract_if", |_, tree| {
         tree.extract_if(.., |_, _| true).try_for_each(|entry| entry.map(drop))
     }),
     ("writer", |_, tree| {
         let mut writer = tree.writer(b"c")?;
-        std::io::Write::write_all(&mut writer, &[1; 300_000]).map_err(Error::Input)?;
+        writer.write_all(&[1; 300_000]).map_err(Error::Input)?;
         writer.finish().map(drop)
     }),
+    ("resize_pool", |store, _| store.resize_pool(4 << 20)),
 ];
 
 type Around = fn(&Store, &Tree, &dyn Fn());
@@ -151,6 +170,178 @@ fn a_call_that_would_wait_for_itself_is_an_error() {
     });
 }
 
+type End<'s> = Box<dyn FnOnce() -> Result<(), Error> + 's>;
+type Begin = for<'s> fn(&'s Store, &'s Tree, &'s Tree) -> End<'s>;
+
+/// What was begun before the callback, and cannot end well in it.
+const ENDS: [(&str, Begin); 5] = [
+    ("commit", |store, tree, _| Box::new(change(store, tree, |txn| txn.commit()))),
+    ("commit_then", |store, tree, _| {
+        Box::new(change(store, tree, |txn| txn.commit_then(|end| end.unwrap())))
+    }),
+    ("finish of a writer", |_, tree, _| {
+        let mut writer = tree.writer(b"c").unwrap();
+        writer.write_all(&[1; 300_000]).unwrap();
+        Box::new(|| writer.finish().map(drop))
+    }),
+    ("finish of a loader", |_, _, empty| {
+        let mut loader = empty.bulk_loader().unwrap();
+        loader.push(b"c", &[1; 20_000]).unwrap();
+        Box::new(|| loader.finish().map(drop))
+    }),
+    ("extract_if", |_, tree, _| {
+        let mut extracted = tree.extract_if("c".., |_, _| true);
+        Box::new(move || extracted.try_for_each(|entry| entry.map(drop)))
+    }),
+];
+
+fn change<'s>(
+    store: &'s Store,
+    tree: &'s Tree,
+    end: fn(Transaction) -> Result<(), Error>,
+) -> impl FnOnce() -> Result<(), Error> + 's {
+    let mut txn = store.begin().unwrap();
+    txn.put(tree, b"c", b"c").unwrap();
+    move || end(txn)
+}
+
+/// What has pages to free when it is dropped.
+const DROPS: [(&str, Begin); 7] = [
+    ("snapshot", |store, tree, _| {
+        let snapshot = seen(store, tree);
+        dropped(snapshot)
+    }),
+    ("transaction", |store, tree, _| {
+        let mut txn = store.begin().unwrap();
+        txn.put(tree, b"c", b"c").unwrap();
+        replace(tree);
+        dropped(txn)
+    }),
+    ("reader", |_, tree, _| {
+        let reader = tree.reader(b"b").unwrap().unwrap();
+        replace(tree);
+        dropped(reader)
+    }),
+    ("snapshot of a dropped tree", |store, _, _| {
+        let gone = store.create_tree("gone").unwrap();
+        (0..100_u8).for_each(|key| gone.insert(&[key], &[key; 5000]).unwrap());
+        let snapshot = store.snapshot().unwrap();
+        store.drop_tree("gone").unwrap();
+        dropped((snapshot, gone))
+    }),
+    ("writer", |_, tree, _| {
+        let mut writer = tree.writer(b"c").unwrap();
+        writer.write_all(&[1; 300_000]).unwrap();
+        dropped(writer)
+    }),
+    ("loader", |_, _, empty| {
+        let mut loader = empty.bulk_loader().unwrap();
+        (0..100_u8).for_each(|key| loader.push(&[key], &[key; 5000]).unwrap());
+        dropped(loader)
+    }),
+    ("extract_if", |_, tree, _| {
+        (0..20_u8).for_each(|key| _ = tree.upsert(&[b'c', key], &[key; 900]).unwrap());
+        let mut extracted = tree.extract_if("c".., |_, _| true);
+        // All but the last one.
+        assert!((0..19).all(|_| extracted.next().unwrap().is_ok()));
+        tree.remove(&[b'c', 19]).unwrap();
+        dropped(extracted)
+    }),
+];
+
+fn dropped<'s>(begun: impl Sized + 's) -> End<'s> {
+    Box::new(|| {
+        drop(begun);
+        Ok(())
+    })
+}
+
+/// Gives the long value other pages.
+fn replace(tree: &Tree) {
+    tree.upsert(b"b", &[7; 20_000]).unwrap();
+}
+
+/// A snapshot that sees many versions and some pages.
+fn seen(store: &Store, tree: &Tree) -> Snapshot {
+    (0..200_u8).for_each(|key| _ = tree.upsert(&[b'c', key], &[key; 5000]).unwrap());
+    let snapshot = store.snapshot().unwrap();
+    assert_eq!(tree.remove_range("c"..).unwrap(), 200);
+    replace(tree);
+    snapshot
+}
+
+/// Runs an operation, and what was begun before in its callback.
+fn end_within(store: &Store, tree: &Tree, run: Around, end: End<'_>) -> Result<(), Error> {
+    let (end, result) = (Cell::new(Some(end)), Cell::new(None));
+    run(store, tree, &|| {
+        if let Some(end) = end.take() {
+            result.set(Some(end()));
+        }
+    });
+    result.take().expect("the operation calls nothing")
+}
+
+/// The stores without a log and with one.
+fn both(body: fn(&Store, &Tree)) {
+    within_patience(move || {
+        let (store, tree) = store();
+        body(&store, &tree);
+        drop(tree);
+        store.close().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.vellum");
+        let store = Store::create(path, &options(256, 1).log(true)).unwrap();
+        let tree = filled(&store);
+        body(&store, &tree);
+        drop(tree);
+        store.close().unwrap();
+    });
+}
+
+/// What was begun before cannot end in the callback, changes nothing, and leaves no page.
+#[test]
+fn what_was_begun_before_does_not_end_within() {
+    both(|store, tree| {
+        let empty = store.create_tree("empty").unwrap();
+        for (around, run) in AROUND {
+            for (name, begin) in ENDS {
+                let refused = end_within(store, tree, run, begin(store, tree, &empty));
+                let refused = refused.expect_err(name).to_string();
+                let is_clear = refused.contains("would wait for itself");
+                assert!(is_clear, "{name} in {around}: {refused}");
+            }
+            is_as_before(store, tree);
+            assert_eq!(empty.entries().count(), 0);
+        }
+    });
+}
+
+/// What is dropped in a callback waits for nothing, and leaves no page.
+#[test]
+fn what_is_dropped_within_waits_for_nothing() {
+    both(|store, tree| {
+        let empty = store.create_tree("empty").unwrap();
+        for (_, run) in AROUND {
+            for (_, begin) in DROPS {
+                end_within(store, tree, run, begin(store, tree, &empty)).unwrap();
+                is_as_before(store, tree);
+                assert_eq!(empty.entries().count(), 0);
+            }
+        }
+    });
+}
+
+fn is_as_before(store: &Store, tree: &Tree) {
+    assert_eq!(tree.entries().count(), 2);
+    assert_eq!(store.trees().unwrap(), ["empty", "t"]);
+    // Pages that could not be freed in the callback are freed now.
+    store.sync().unwrap();
+    let stat = store.stat().unwrap();
+    assert_eq!((stat.views, stat.version_bytes), (0, 0));
+    let report = store.check(&mut |_| {}).unwrap();
+    assert!(report.is_sound() && report.lost_pages == 0, "{report:?}");
+}
+
 /// A callback that runs without a lock may call the store. Any callback may call another store, and
 /// that store refuses calls from its own callbacks.
 #[test]
@@ -179,5 +370,29 @@ fn a_call_that_waits_for_nothing_is_none() {
         assert_eq!(one.create_tree("u").unwrap().bulk_load(entries).unwrap(), 1000);
         let visit = |_: usize, _: Option<&[u8]>| one.sync().unwrap();
         tree.multi_get_with(&[b"a", b"b"], visit).unwrap();
+    });
+}
+
+/// A store takes a backup to repair its pages from, although a change is under way: it changes
+/// nothing by that.
+#[test]
+fn a_backup_to_repair_from_can_be_named_within() {
+    within_patience(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, backup) = (folder.path().join("a.vellum"), folder.path().join("backup"));
+        let store = Store::create(path, &options(256, 1).log(true)).unwrap();
+        let tree = filled(&store);
+        let goes_on = |_| ControlFlow::Continue(());
+        store.backup(&backup, &BackupOptions::new(), &mut { goes_on }).unwrap();
+        for (_, run) in AROUND {
+            let called = Cell::new(false);
+            run(&store, &tree, &|| {
+                store.repair_from(&backup, &[], &mut { goes_on }).unwrap();
+                called.set(true);
+            });
+            assert!(called.get());
+        }
+        drop(tree);
+        store.close().unwrap();
     });
 }
