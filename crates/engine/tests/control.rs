@@ -43,7 +43,8 @@ fn fill(store: &Store, keys: std::ops::Range<u32>) {
 /// Entries of a store that is not open.
 fn entries(path: &Path) -> usize {
     let store = Store::open(path, &options()).unwrap();
-    store.check(&mut |_| ()).unwrap();
+    let report = store.check(&mut |_| ()).unwrap();
+    assert!(report.is_sound() && report.lost_pages == 0, "{report:?}");
     let entries = store.tree("numbers").unwrap().entries().count();
     store.close().unwrap();
     entries

@@ -110,5 +110,6 @@ fn a_panic_in_the_change_changes_nothing() {
     store.close().unwrap();
     let path = directory.path().join("update.vellum");
     let store = Store::open(path, &Options::new().pool_bytes(4 << 20)).unwrap();
-    store.check(&mut |_| ()).unwrap();
+    let report = store.check(&mut |_| ()).unwrap();
+    assert!(report.is_sound() && report.lost_pages == 0, "{report:?}");
 }
