@@ -45,6 +45,12 @@ fn found(memory: &MemoryDevice) -> Result<usize, Error> {
     Ok(count)
 }
 
+/// The names of the trees in the file if it is opened now.
+fn trees(memory: &MemoryDevice) -> Vec<String> {
+    let copy = Arc::new(MemoryDevice::from_snapshot(memory.snapshot()));
+    Store::open_on(copy, &options(64, 1)).unwrap().trees().unwrap()
+}
+
 /// A checkpoint of few pages writes the header with the list and then the pages: two syncs, and one
 /// write of the page that the update has changed.
 #[test]
@@ -74,7 +80,7 @@ fn changes_go_on_while_a_checkpoint_writes() {
         let plan = device.plan();
         // Hold the first sync of the device, and then each later one in turn.
         for nth in 1..=3 {
-            let syncs = plan.counts().syncs;
+            let (syncs, before) = (plan.counts().syncs, tree.entries().count());
             thread::scope(|scope| {
                 plan.hold(Operation::Sync);
                 let sync = scope.spawn(|| store.sync());
@@ -87,6 +93,7 @@ fn changes_go_on_while_a_checkpoint_writes() {
                         break false;
                     }
                 };
+                let mut reached = 0;
                 for held in 1..=nth {
                     let last = held == nth;
                     if count > 10 && held == 1 {
@@ -95,21 +102,31 @@ fn changes_go_on_while_a_checkpoint_writes() {
                     } else if !is_held_again() {
                         break;
                     }
+                    reached = held;
                     if last {
                         put(&tree, 1_000_000 + nth * 10, 5);
                         let other = store.create_tree(&format!("u{nth}")).unwrap();
                         put(&other, 0, 500);
                         store.drop_tree(&format!("u{nth}")).unwrap();
+                        put(&store.create_tree("later").unwrap(), 0, 5);
                     }
-                    plan.release(Operation::Sync);
-                    plan.hold(Operation::Sync);
+                    plan.release_one(Operation::Sync);
                 }
                 plan.release(Operation::Sync);
                 sync.join().unwrap().unwrap();
+                // A checkpoint of few pages has two syncs, and one of many has three.
+                assert_eq!(reached, if count == 10 { nth.min(2) } else { nth });
             });
             assert!(plan.counts().syncs >= syncs + 2);
-            let found = found(&memory).unwrap();
-            assert!(found >= count as usize && found <= tree.entries().count());
+            // The changes came after the cut, but for those during the sync before it.
+            let is_before = count > 10 && nth == 1;
+            let expected = if is_before { before + 5 } else { before };
+            assert_eq!(found(&memory).unwrap(), expected, "{count}, sync {nth}");
+            let expected = if is_before { &["later", "t"][..] } else { &["t"] };
+            assert_eq!(trees(&memory), expected, "{count}, sync {nth}");
+            if store.trees().unwrap().len() > 1 {
+                store.drop_tree("later").unwrap();
+            }
             store.sync().unwrap();
             put(&tree, 0, count);
         }
@@ -415,6 +432,7 @@ impl Device for Cached {
 fn what_a_failed_sync_left_in_the_page_cache_is_written_again() {
     // The second sync makes the listed pages durable. After many changes, the last sync makes the
     // header durable.
+    let mut opened_again = 0;
     for (count, nth) in [(10, 2), (2000, 2), (2000, 3)] {
         let device = Arc::new(Cached::default());
         let store = Store::create_on(device.clone(), &options(4000, 1)).unwrap();
@@ -461,7 +479,9 @@ fn what_a_failed_sync_left_in_the_page_cache_is_written_again() {
         drop(tree);
         store.close().unwrap();
         powerless().unwrap();
+        opened_again += 1;
     }
+    assert!(opened_again > 0, "no store was opened after a failed sync");
 }
 
 /// The store truncates the file only while the durable header says "in use". With a header that

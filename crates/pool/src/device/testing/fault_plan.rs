@@ -118,6 +118,8 @@ enum When {
 #[derive(Default)]
 struct Gate {
     shut: bool,
+    /// The next held operation may go on although the gate is shut.
+    lets_one: bool,
     waiting: usize,
     parked: Vec<Job>,
 }
@@ -182,6 +184,20 @@ impl FaultPlan {
         self.shared.changed.notify_all();
         for job in parked {
             run_foreign(job);
+        }
+    }
+
+    /// Lets one operation of the kind go on that is being held, and waits until it does. All others
+    /// stay held, and so does the next one. Does nothing if none is held.
+    pub fn release_one(&self, operation: Operation) {
+        let mut state = lock(&self.shared.state);
+        if state.gates[operation as usize].waiting == 0 {
+            return;
+        }
+        state.gates[operation as usize].lets_one = true;
+        self.shared.changed.notify_all();
+        while state.gates[operation as usize].lets_one {
+            state = wait(&self.shared.changed, state);
         }
     }
 
@@ -278,10 +294,18 @@ impl FaultPlan {
         }
         state.gates[operation as usize].waiting += 1;
         self.shared.changed.notify_all();
-        while state.gates[operation as usize].shut && !state.closed_down {
+        loop {
+            let gate = &state.gates[operation as usize];
+            if !gate.shut || gate.lets_one || state.closed_down {
+                break;
+            }
             state = wait(&self.shared.changed, state);
         }
-        state.gates[operation as usize].waiting -= 1;
+        let gate = &mut state.gates[operation as usize];
+        gate.waiting -= 1;
+        if std::mem::take(&mut gate.lets_one) {
+            self.shared.changed.notify_all();
+        }
     }
 
     /// Runs a job, or parks it while the gate is shut.
