@@ -83,17 +83,22 @@ fn a_truncated_store_is_named_and_can_be_salvaged() {
     }
     fs::write(&path, &whole[..whole.len() / 2]).unwrap();
     let store = salvage(&path);
-    let (mut entries, mut damage) = (0, 0);
-    if let Ok(tree) = store.tree("t") {
-        tree.salvage(&mut |found| {
-            match found {
-                Ok(_) => entries += 1,
-                Err(_) => damage += 1,
+    // The tree's root lies in the part that is left, and so do many leaves.
+    let (mut found, mut damage) = (Vec::new(), 0);
+    store.tree("t").unwrap().salvage(&mut |entry| {
+        match entry {
+            Ok((b"blob", value)) => assert_eq!(value, [9; 20_000]),
+            Ok((key, value)) => {
+                let number = u32::from_be_bytes(key.try_into().unwrap());
+                assert_eq!(value, [number as u8; 30], "{number}");
+                found.push(number);
             }
-            true
-        });
-        assert!(damage > 0);
-    }
+            Err(_) => damage += 1,
+        }
+        true
+    });
+    assert!(found.is_sorted_by(|one, next| one < next) && found.iter().all(|n| *n < 2000));
+    assert!(found.len() > 200 && damage > 0, "{} entries, {damage} damages", found.len());
     drop(store);
     fs::write(&path, &whole).unwrap();
     assert_sound(&open(&path).unwrap());
@@ -196,12 +201,18 @@ fn a_store_that_was_not_closed_is_refused_and_can_be_salvaged() {
     assert!(matches!(error, Error::UncleanShutdown), "{error}");
     assert!(error.to_string().contains("salvage"), "{error}");
     let opened = Store::open_on(copy, &options(64, 1).salvage(true)).unwrap();
-    let mut salvaged = 0;
+    let mut salvaged = Vec::new();
     opened.tree("t").unwrap().salvage(&mut |found| {
-        salvaged += u32::from(found.is_ok());
+        if let Ok((key, value)) = found {
+            assert_eq!(value, b"value");
+            salvaged.push(key.to_vec());
+        }
         true
     });
-    assert!(salvaged >= 1000, "{salvaged} entries");
+    let is_known =
+        |key: &Vec<u8>| key == b"more" || u32::from_be_bytes(key[..].try_into().unwrap()) < 30_000;
+    assert!(salvaged.is_sorted_by(|one, next| one < next) && salvaged.iter().all(is_known));
+    assert!(salvaged.len() >= 1000, "{} entries", salvaged.len());
     assert!(matches!(opened.tree("t").unwrap().remove(b"x"), Err(Error::ReadOnly)));
 }
 
