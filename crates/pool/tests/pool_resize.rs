@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::cmp::Ordering::{Equal, Greater, Less};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -416,24 +417,34 @@ fn the_size_changes_while_threads_work() {
         let options = PoolOptions { evictors: 1, ..resizable(translation, MOST, MOST) };
         let pool = open(device, options);
         let churn = Churn::new(&pool, 3_000, &[1, 1, 1, 2, 16]);
-        let (ended, resized) = (AtomicBool::new(false), AtomicU64::new(0));
+        let ended = AtomicBool::new(false);
+        let (shrunk, grown) = (AtomicU64::new(0), AtomicU64::new(0));
+        let is_enough = || {
+            let (shrunk, grown) = (shrunk.load(Ordering::Relaxed), grown.load(Ordering::Relaxed));
+            shrunk.min(grown) > 0 && shrunk + grown >= 5
+        };
         thread::scope(|scope| {
             let _ending = SetWhenDropped(&ended);
             let resizing = scope.spawn(|| {
-                let mut random = Random(11);
+                let (mut random, mut before) = (Random(11), MOST);
                 while !ended.load(Ordering::Relaxed) {
                     let frames = MOST / 8 + random.index((MOST - MOST / 8) as usize) as u64;
                     pool.resize(bytes(frames)).unwrap();
-                    resized.fetch_add(1, Ordering::Relaxed);
+                    match frames.cmp(&before) {
+                        Less => _ = shrunk.fetch_add(1, Ordering::Relaxed),
+                        Equal => {}
+                        Greater => _ = grown.fetch_add(1, Ordering::Relaxed),
+                    }
+                    before = frames;
                 }
             });
-            // The thread may begin late.
-            while resized.load(Ordering::Relaxed) == 0 && !resizing.is_finished() {
+            // The thread may begin late, and resizes take a while beside the others.
+            while !is_enough() && !resizing.is_finished() {
                 churn.crowd(&pool);
             }
         });
         churn.check(&pool);
-        assert!(resized.load(Ordering::Relaxed) > 0);
+        assert!(is_enough(), "{shrunk:?} {grown:?}");
         pool.resize(bytes(MOST / 8)).unwrap();
         assert!(pool.kernel_resident_pages().unwrap() <= MOST / 8, "{translation:?}");
         churn.check(&pool);
