@@ -281,9 +281,11 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             Access::Read => self.map_for_reading(&run, fault.place),
             Access::Write => {
                 let (first, rest) = run.pages().split_at(1);
-                self.map_for_writing(first[0], fault.place).and_then(|()| match rest.is_empty() {
-                    true => Ok(()),
-                    false => self.machine.map(rest, fault.place, false),
+                self.map_for_writing(first[0], fault.place).inspect(|()| {
+                    if !rest.is_empty() {
+                        // The access needs none of these: they are mapped by their own faults.
+                        let _ = self.machine.map(rest, fault.place, false);
+                    }
                 })
             }
         };

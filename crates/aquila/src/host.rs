@@ -545,9 +545,9 @@ impl Host {
         let may_map = self.write_protect || !mapped.writable;
         let is_inside = first + run.len() as u64 <= mapped.first + mapped.pages;
         let Some(start) = mapped.address(first).filter(|_| may_map && is_inside) else { return 0 };
-        let mut done = 0;
+        let (mut done, mut step) = (0, bytes.len());
         while done < bytes.len() {
-            let rest = &bytes[done..];
+            let rest = &bytes[done..bytes.len().min(done + step)];
             let (copied, result) =
                 sys::copy_and_map(&self.uffd, start + done, rest, self.write_protect);
             done += copied;
@@ -555,6 +555,8 @@ impl Host {
                 Ok(()) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) if copied > 0 => {}
                 Err(Errno::AGAIN) => sched_yield(),
+                // The run crosses the border of two VMAs, as in `Host::map`.
+                Err(Errno::NOENT) if step > PAGE_SIZE => step = PAGE_SIZE,
                 // `pwrite` will say what is wrong, if anything is.
                 Err(_) => break,
             }
@@ -709,14 +711,15 @@ impl Machine for Host {
             return Ok(());
         }
         let first = run[0].key.page();
-        let Some(mut at) = mapped.address(first) else {
+        let Some(start) = mapped.address(first) else {
             return Ok(());
         };
         let pages = (run.len() as u64).min(mapped.first + mapped.pages - first);
-        let end = at + pages as usize * PAGE_SIZE;
+        let end = start + pages as usize * PAGE_SIZE;
         let protected = self.write_protect && !writable;
+        let (mut at, mut step) = (start, end - start);
         while at < end {
-            let (done, result) = sys::map_present(&self.uffd, at, end - at, protected);
+            let (done, result) = sys::map_present(&self.uffd, at, step.min(end - at), protected);
             at += done;
             match result {
                 Ok(()) | Err(Errno::INTR) => {}
@@ -728,6 +731,11 @@ impl Machine for Host {
                     }
                     at += PAGE_SIZE;
                 }
+                // The run crosses the border of two VMAs: the program has given one of them advice,
+                // or has locked it.
+                Err(Errno::NOENT) if step > PAGE_SIZE => step = PAGE_SIZE,
+                // The page of the access is there. Those after it are mapped by their own faults.
+                Err(_) if at > start => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             }
         }

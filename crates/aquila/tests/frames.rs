@@ -9,7 +9,10 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Fixture, load, memory_files, options, pages_in_memory, pattern, store, word_in};
+use common::{
+    BOTH_KINDS, Fixture, address, both_caches, load, memory_files, options, pages_in_memory,
+    pattern, store, word_in,
+};
 use vellum_aquila::{
     Access, Advice, Backend, BackendChoice, Cache, DirtyTracking, Error, Frames, Mapping, PAGE_SIZE,
 };
@@ -301,27 +304,73 @@ fn a_length_that_ends_outside_of_the_mapping_changes_the_file() {
     }
 }
 
+/// A part of a mapping that the program locks, and one for which it gives the kernel advice. The
+/// kernel splits the mapping there: it has the pages of a run in several parts.
+fn split(mapping: &Mapping) {
+    let at = |page| address(mapping, page, 0).cast();
+    // SAFETY: the calls change no memory.
+    unsafe {
+        let _ = libc::mlock(at(5), 3 * PAGE_SIZE);
+        assert_eq!(libc::madvise(at(20), 3 * PAGE_SIZE, libc::MADV_DONTDUMP), 0);
+    }
+}
+
 #[test]
 fn a_run_of_pages_may_cross_a_border_of_what_is_locked() {
+    for (frames, cache) in BOTH_KINDS.into_iter().zip(both_caches(64)) {
+        let fixture = Fixture::new();
+        let file = fixture.file(64);
+        let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+        split(&mapping);
+        assert_eq!(mapping.prefetch(..).unwrap(), 64);
+        for round in 1..4 {
+            (0..64).for_each(|page| store(&mapping, page, 1, round));
+            mapping.sync().unwrap();
+            (0..64).for_each(|page| assert_eq!(load(&mapping, page, 1), round));
+            let mut bytes = vec![0; 64 * PAGE_SIZE];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            (0..64).for_each(|page| assert_eq!(bytes[page * PAGE_SIZE + 8], round as u8));
+        }
+        assert_eq!(mapping.evict(..).unwrap(), 64);
+        // With a memory file the kernel keeps marks of pages that were protected.
+        assert!(frames == Frames::MemoryFile || pages_in_memory(&mapping) == 0);
+    }
+}
+
+/// Pages that are in the memory file are mapped in runs, too: where another mapping has brought
+/// them in and keeps them there.
+#[test]
+fn pages_of_another_mapping_are_mapped_across_a_border() {
     let cache = cache(64);
     let fixture = Fixture::new();
     let file = fixture.file(64);
     let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
-    // The kernel splits the mapping there: it has the pages of a run in three parts.
-    let middle = common::address(&mapping, 5, 0).cast();
-    // SAFETY: the call changes no memory.
-    let _ = unsafe { libc::mlock(middle, 3 * PAGE_SIZE) };
-    assert_eq!(mapping.prefetch(..).unwrap(), 64);
-    for round in 1..4 {
-        (0..64).for_each(|page| store(&mapping, page, 1, round));
-        mapping.sync().unwrap();
-        (0..64).for_each(|page| assert_eq!(load(&mapping, page, 1), round));
-        let mut bytes = vec![0; 64 * PAGE_SIZE];
-        file.read_exact_at(&mut bytes, 0).unwrap();
-        (0..64).for_each(|page| assert_eq!(bytes[page * PAGE_SIZE + 8], round as u8));
+    let second = cache.map(&file, .., Access::Read).unwrap();
+    split(&mapping);
+    mapping.advise(Advice::Sequential).unwrap();
+    let pin = second.pin(.., Access::Read).unwrap();
+    for page in [4, 0, 19, 30] {
+        assert_eq!(load(&mapping, page, 0), pattern(page));
     }
-    assert_eq!(mapping.evict(..).unwrap(), 64);
-    assert_eq!(pages_in_memory(&mapping), 0);
+    (0..64).for_each(|page| store(&mapping, page, 1, 3));
+    (0..64).for_each(|page| assert_eq!(load(&second, page, 1), 3));
+    drop(pin);
+}
+
+/// A page of a locked mapping that leaves is unlocked, which splits the mapping.
+#[test]
+fn a_locked_mapping_may_be_read_in_order_after_pages_have_left() {
+    for cache in both_caches(64) {
+        let fixture = Fixture::new();
+        let file = fixture.file(512);
+        let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+        // SAFETY: the call changes no memory. It may fail, as it has no right to so much.
+        let _ = unsafe { libc::mlock(mapping.as_ptr().cast(), mapping.len()) };
+        (0..512).step_by(7).for_each(|page| store(&mapping, page, 1, 5));
+        mapping.evict(..).unwrap();
+        mapping.advise(Advice::Sequential).unwrap();
+        (0..512).for_each(|page| assert_eq!(load(&mapping, page, 0), pattern(page)));
+    }
 }
 
 #[test]
