@@ -148,10 +148,7 @@ impl Handler {
         while let Some((_, start)) = self.poisoned.front().copied().filter(|(when, _)| *when <= now)
         {
             self.poisoned.pop_front();
-            let ended = fault::at(start, |shared, place, page| shared.end_poison(place, page));
-            if ended == Some(false) {
-                self.poisoned.push_back((now + POISON, start));
-            }
+            fault::at(start, |shared, place, page| shared.end_poison(place, page));
         }
     }
 }

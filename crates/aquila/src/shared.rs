@@ -308,11 +308,12 @@ impl Shared {
         }
     }
 
-    /// Takes the poison of a page away, if it has any: the next access faults. Returns false if the
-    /// page cannot leave the cache now.
-    pub(crate) fn end_poison(&self, place: &Place, page: u64) -> bool {
-        let drop = |address| drop_translations(address, PAGE_SIZE);
-        self.alone_with(place, page, drop).is_some()
+    /// Takes the poison of a page away, if it has any: the next access faults. The page may be in
+    /// the cache by now. With threads all frames are in memory files, so that it loses no bytes.
+    pub(crate) fn end_poison(&self, place: &Place, page: u64) {
+        if let Some(address) = place.mapped().address(page) {
+            drop_translations(address, PAGE_SIZE);
+        }
     }
 
     /// Takes the poison of all pages of a file from this one on away: the file may have them now.

@@ -9,6 +9,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 use common::{BOTH_KINDS, Fixture, create, load, monitored, pattern, store};
 use rustix::io::Errno;
@@ -139,7 +140,7 @@ fn a_call_fails_beyond_the_end_and_works_once_the_file_has_the_page() {
             let page = 2 + round % 5;
             store(&mapping, page, 1, round as u64);
             assert_eq!(load(&mapping, page, 1), round as u64);
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
@@ -169,6 +170,25 @@ fn no_page_is_poisoned_any_more_once_the_cache_has_made_the_file_longer() {
             assert_eq!(try_call(&mapping, 7), Err(Errno::FAULT), "round {round}");
             cache.set_length(&file, 2 * PAGE_SIZE as u64).unwrap();
         }
+    }
+}
+
+/// A page that cannot leave the cache, because another mapping has it pinned, may be poisoned here.
+#[test]
+fn poison_ends_while_another_mapping_has_the_page_pinned() {
+    for cache in caches(64) {
+        let fixture = Fixture::new();
+        let file = fixture.file(2);
+        let map = || cache.map(&file, ..8 * PAGE_SIZE as u64, Access::ReadWrite).unwrap();
+        let (mapping, second) = (map(), map());
+        let other = create(&fixture.path().with_extension("other"));
+        assert_eq!(try_call(&mapping, 3, &other), Err(Errno::FAULT));
+        file.set_len(8 * PAGE_SIZE as u64).unwrap();
+        let pin = second.pin(3 * PAGE_SIZE..4 * PAGE_SIZE, Access::ReadWrite).unwrap();
+        store(&second, 3, 1, 5);
+        eventually("the page is there", || try_call(&mapping, 3, &other) == Ok(8));
+        assert_eq!(load(&mapping, 3, 1), 5);
+        drop(pin);
     }
 }
 
