@@ -367,6 +367,8 @@ impl Mapping {
         if let Backend::Own(own) = &mut self.backend
             && std::mem::take(&mut own.is_detached)
         {
+            let _blocked = sys::BlockedSignals::new();
+            own.shared.end_all_poison(own.place);
             own.place.reopen();
         }
     }

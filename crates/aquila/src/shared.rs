@@ -316,6 +316,13 @@ impl Shared {
         }
     }
 
+    /// The same for all pages of a mapping that was detached. Nobody takes poison away that falls
+    /// due meanwhile.
+    pub(crate) fn end_all_poison(&self, place: &Place) {
+        let mapped = place.mapped();
+        drop_translations(mapped.start, mapped.pages as usize * PAGE_SIZE);
+    }
+
     /// Takes the poison of all pages of a file from this one on away: the file may have them now.
     /// With threads all frames are in memory files, so that pages that are there lose no bytes.
     fn end_poison_from(&self, number: u32, first: u64) {

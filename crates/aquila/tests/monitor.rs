@@ -192,6 +192,24 @@ fn poison_ends_while_another_mapping_has_the_page_pinned() {
     }
 }
 
+#[test]
+fn poison_ends_although_the_mapping_is_detached_meanwhile() {
+    for cache in caches(64) {
+        let fixture = Fixture::new();
+        let file = fixture.file(2);
+        let mut mapping = cache.map(&file, ..8 * PAGE_SIZE as u64, Access::Read).unwrap();
+        let other = create(&fixture.path().with_extension("other"));
+        assert_eq!(try_call(&mapping, 3, &other), Err(Errno::FAULT));
+        mapping.detach().unwrap();
+        // Poison lasts for 20 ms.
+        std::thread::sleep(Duration::from_millis(100));
+        mapping.reattach();
+        file.set_len(8 * PAGE_SIZE as u64).unwrap();
+        eventually("the page is there", || try_call(&mapping, 3, &other) == Ok(8));
+        assert_eq!(load(&mapping, 1, 0), pattern(1));
+    }
+}
+
 /// Whether accesses beyond the end are SIGBUS, also again and again.
 #[test]
 fn an_access_beyond_the_end_is_sigbus() {
