@@ -898,6 +898,12 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         Ok(result)
     }
 
+    /// Whether a page is in the cache, or comes or goes. A thread that brings one in makes it so
+    /// before it has the machine read it.
+    pub fn has(&self, key: Key) -> bool {
+        self.index.find(key).is_some()
+    }
+
     /// Reads and maps a page and as many as possible of the `ahead` pages after it, for reading.
     /// Returns how many it mapped, which is at least one.
     ///

@@ -286,6 +286,16 @@ fn read_ahead_maps_what_it_reads() {
 }
 
 #[test]
+fn the_cache_tells_which_pages_it_has() {
+    let (memory, hand) = (Memory::new(2), words(Clock::WORDS));
+    let cache = memory.cache(Clock::new(&hand, 2), 2);
+    load(&cache, key(1), 0).unwrap();
+    assert_eq!([1, 2].map(|page| cache.has(key(page))), [true, false]);
+    cache.evict_range(all(), false).1.unwrap();
+    assert!(!cache.has(key(1)));
+}
+
+#[test]
 fn a_policy_of_the_users_own_can_be_used_and_cannot_do_harm() {
     /// Proposes nonsense: frames that do not exist in this order, many times.
     struct Stubborn;

@@ -23,8 +23,10 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU16, AtomicU64, AtomicUsize, Ordering, fence,
+};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::fs::{FallocateFlags, fallocate, fdatasync, fstat, ftruncate};
 use rustix::io::Errno;
@@ -106,6 +108,10 @@ pub(crate) struct HostFile {
     /// that only have pages leave, for the frames, do not hold it: a page that leaves is there
     /// until its frame is free, so the home stays until then. All signals of these threads are
     /// blocked.
+    ///
+    /// The threads of a cache do not hold it when they handle faults: one that has it may wait for
+    /// the lock of the file's inode, and a call to the file has that while its fault waits. Their
+    /// files have memory files only, as long as they have a mapping.
     moving: RwLock<()>,
     /// Pages of the file when it was last looked at: a bound for read-ahead.
     pages: AtomicU64,
@@ -113,6 +119,13 @@ pub(crate) struct HostFile {
     /// Held by threads that write to the file within its length, and by one that changes the
     /// length. All signals of these threads are blocked.
     length: RwLock<()>,
+    /// Held by a thread that looks at the length and poisons a page that the file has not, and by
+    /// one that ends the poison of pages that the file has got. All signals of these threads are
+    /// blocked. Neither waits for anything that a call to the file may have locked.
+    poisoning: Mutex<()>,
+    /// Whether a thread with the lock above is looking whether a page is in the cache, and poisons
+    /// it if not.
+    is_poisoning: AtomicBool,
     /// Whether a sync has failed. One thread syncs at a time, because the system reports an error
     /// of its own write-back to one of them only.
     sync_failed: Mutex<bool>,
@@ -131,6 +144,8 @@ impl HostFile {
             pages: AtomicU64::new(0),
             pattern: Pattern::default(),
             length: RwLock::new(()),
+            poisoning: Mutex::new(()),
+            is_poisoning: AtomicBool::new(false),
             sync_failed: Mutex::new(false),
         }
     }
@@ -243,6 +258,31 @@ impl HostFile {
     /// home.
     pub(crate) fn stop(&self) -> RwLockWriteGuard<'_, ()> {
         self.moving.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps other threads from poisoning pages, or from ending the poison of new ones.
+    pub(crate) fn begin_poisoning(&self) -> MutexGuard<'_, ()> {
+        self.poisoning.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls a function that looks whether a page is in the cache, and poisons it if not. No thread
+    /// brings a page in meanwhile that the function has not seen.
+    pub(crate) fn poisoning<T>(&self, f: impl FnOnce() -> T) -> T {
+        let _alone = self.begin_poisoning();
+        self.is_poisoning.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let result = f();
+        self.is_poisoning.store(false, Ordering::Release);
+        result
+    }
+
+    /// Waits for a thread that poisons a page and has not seen those that this one brings in. They
+    /// are in the index of the cache.
+    fn wait_for_poisoning(&self) {
+        fence(Ordering::SeqCst);
+        if self.is_poisoning.load(Ordering::Acquire) {
+            drop(self.begin_poisoning());
+        }
     }
 
     /// The frames are in anonymous memory from now on. The caller has stopped the file.
@@ -654,6 +694,7 @@ impl Machine for Host {
             // The mapping is going.
             return Err(Errno::BADF.into());
         }
+        file.wait_for_poisoning();
         self.with_buffer(|buffer| {
             let bytes = &mut buffer[..run.len() * PAGE_SIZE];
             let length = file.read_pages(bytes, offset(&run[0]))?;

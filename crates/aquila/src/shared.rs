@@ -273,7 +273,8 @@ impl Shared {
             return Err(CoreError::Machine(Failure::BeyondEnd));
         };
         let file = self.file(mapped.file);
-        let _stays = file.stay();
+        // With threads it cannot move, and they must not wait for those that keep it.
+        let _stays = (!self.has_threads()).then(|| file.stay());
         let plan = file.pattern.plan(page, advice_of(place.advice()));
         let end = file.pages().min(mapped.first + mapped.pages);
         let ahead = plan.ahead.min(end.saturating_sub(page + 1).min(u64::from(MOST_PAGES)) as u32);
@@ -296,16 +297,28 @@ impl Shared {
     /// The same for a thread that did not fault itself. A page that cannot be had is poisoned.
     pub(crate) fn fault_of_another(&self, place: &Place, page: u64, is_store: bool) -> Outcome {
         let Err(failed) = self.fault(place, page, is_store) else { return Outcome::Handled };
-        let poison = |address: usize| {
-            // The file may have become longer since, and `end_poison_from` may be over.
-            let is_there = matches!(failed, CoreError::Machine(Failure::BeyondEnd))
-                && self.file(place.mapped().file).look().is_ok_and(|end| page < pages_of(end));
-            !is_there && self.host().poison(address).is_ok()
-        };
-        match self.alone_with(place, page, poison) {
+        let beyond_end = matches!(failed, CoreError::Machine(Failure::BeyondEnd));
+        match self.poison(place, page, beyond_end) {
             Some(true) => Outcome::Poisoned,
             _ => Outcome::NotNow,
         }
+    }
+
+    /// Poisons a page that is not in the cache. Returns whether it did; `None` if the page may be
+    /// there. Takes no lock that a thread may have that waits for a call to the file: the access
+    /// that waits for this may be that call's.
+    fn poison(&self, place: &Place, page: u64, beyond_end: bool) -> Option<bool> {
+        let mapped = place.mapped();
+        let (address, key) = (mapped.address(page)?, Key::new(mapped.file, page)?);
+        let file = self.file(mapped.file);
+        file.poisoning(|| {
+            if self.core().has(key) {
+                return None;
+            }
+            // The file may have become longer since, and `end_poison_from` may be over.
+            let is_there = beyond_end && file.look().is_ok_and(|end| page < pages_of(end));
+            Some(!is_there && self.host().poison(address).is_ok())
+        })
     }
 
     /// Takes the poison of a page away, if it has any: the next access faults. The page may be in
@@ -326,7 +339,7 @@ impl Shared {
     /// Takes the poison of all pages of a file from this one on away: the file may have them now.
     /// With threads all frames are in memory files, so that pages that are there lose no bytes.
     fn end_poison_from(&self, number: u32, first: u64) {
-        let _alone = self.file(number).stop();
+        let _alone = self.file(number).begin_poisoning();
         for used in place::of_file(self.number, number) {
             let mapped = used.place().mapped();
             let first = first.max(mapped.first);
@@ -335,16 +348,6 @@ impl Shared {
                 drop_translations(start, (end - first) as usize * PAGE_SIZE);
             }
         }
-    }
-
-    /// Calls a function with the address of a page that is not in the cache, and that no thread
-    /// brings in meanwhile. Returns `None` if the page cannot leave the cache.
-    fn alone_with<T>(&self, place: &Place, page: u64, f: impl FnOnce(usize) -> T) -> Option<T> {
-        let mapped = place.mapped();
-        let (address, key) = (mapped.address(page)?, Key::new(mapped.file, page)?);
-        let _alone = self.file(mapped.file).stop();
-        let (evicted, _) = self.core().evict_range(key..=key, false);
-        (evicted.stay == 0).then(|| f(address))
     }
 
     // Files.

@@ -5,11 +5,12 @@ mod common;
 
 use std::fs::File;
 use std::io::{IoSlice, Write as _};
-use std::os::fd::AsFd as _;
+use std::ops::Range;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::ExitStatusExt as _;
-use std::sync::atomic::AtomicU32;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use common::{BOTH_KINDS, Fixture, create, load, monitored, pattern, store};
 use rustix::io::Errno;
@@ -17,7 +18,7 @@ use vellum_aquila::{
     Access, Backend, BackendChoice, Cache, Error, Faults, Frames, Mapping, Options, PAGE_SIZE,
 };
 use vellum_testing::own_process;
-use vellum_testing::patience::eventually;
+use vellum_testing::patience::{PATIENCE, eventually};
 use vellum_testing::random;
 
 /// A cache of each kind of frames; none if this kernel cannot, or this process may not.
@@ -173,6 +174,20 @@ fn no_page_is_poisoned_any_more_once_the_cache_has_made_the_file_longer() {
     }
 }
 
+/// No frame is free for a page that cannot be had.
+#[test]
+fn a_call_fails_while_all_frames_are_pinned() {
+    for cache in caches(8) {
+        let fixture = Fixture::new();
+        let mapping = cache.map(&fixture.file(16), .., Access::ReadWrite).unwrap();
+        let other = create(&fixture.path().with_extension("other"));
+        let pin = mapping.pin(..8 * PAGE_SIZE, Access::ReadWrite).unwrap();
+        assert_eq!(try_call(&mapping, 12, &other), Err(Errno::FAULT));
+        drop(pin);
+        eventually("the page is there", || try_call(&mapping, 12, &other) == Ok(8));
+    }
+}
+
 /// A page that cannot leave the cache, because another mapping has it pinned, may be poisoned here.
 #[test]
 fn poison_ends_while_another_mapping_has_the_page_pinned() {
@@ -208,6 +223,76 @@ fn poison_ends_although_the_mapping_is_detached_meanwhile() {
         eventually("the page is there", || try_call(&mapping, 3, &other) == Ok(8));
         assert_eq!(load(&mapping, 1, 0), pattern(1));
     }
+}
+
+/// Calls write to the file from its mapping, within it and beyond its end, while other threads
+/// write its pages back, map it once more and change its length: all want the lock of the file's
+/// inode, which such a call has while its faults wait.
+#[test]
+fn calls_write_to_the_file_from_its_mapping_beside_write_back() {
+    const PAGES: usize = 256;
+    let test = "calls_write_to_the_file_from_its_mapping_beside_write_back";
+    if !own_process::entered(test) {
+        return;
+    }
+    let Some(cache) = cache_with(1024, Frames::MemoryFile) else { return };
+    let fixture = Fixture::new();
+    let file = create(&fixture.path());
+    let bytes_of = |pages: usize| (pages * PAGE_SIZE) as u64;
+    file.set_len(bytes_of(PAGES)).unwrap();
+    let mapping = cache.map(&file, ..bytes_of(2 * PAGES), Access::ReadWrite).unwrap();
+    let counts = [const { AtomicU32::new(0) }; 4];
+    let is_over = AtomicBool::new(false);
+    let repeat = |number: usize, f: &dyn Fn()| {
+        while !is_over.load(Ordering::Relaxed) {
+            f();
+            counts[number].fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    let write_from = |pages: Range<usize>| {
+        let at = (100 * PAGE_SIZE) as i64;
+        let from = mapping.as_ptr().wrapping_add(pages.start * PAGE_SIZE).cast();
+        // SAFETY: the call reads mapped memory only, or fails.
+        unsafe { libc::pwrite(file.as_raw_fd(), from, pages.len() * PAGE_SIZE, at) };
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            repeat(0, &|| {
+                (0..64).for_each(|page| store(&mapping, page, 0, 7));
+                mapping.write_back(..).unwrap();
+            });
+        });
+        scope.spawn(|| {
+            repeat(1, &|| {
+                mapping.evict(100 * PAGE_SIZE..200 * PAGE_SIZE).unwrap();
+                write_from(100..140);
+                write_from(PAGES - 1..PAGES + 1);
+            });
+        });
+        scope.spawn(|| {
+            repeat(2, &|| {
+                cache.set_length(&file, bytes_of(PAGES - 1)).unwrap();
+                cache.set_length(&file, bytes_of(PAGES)).unwrap();
+            });
+        });
+        scope.spawn(|| repeat(3, &|| drop(cache.map(&file, .., Access::Read).unwrap())));
+        let numbers = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+        for _ in 0..4 {
+            let before = numbers();
+            let went_on = || numbers().iter().zip(before).all(|(now, before)| *now > before + 1);
+            let begin = Instant::now();
+            while !went_on() {
+                // To panic would wait for the threads.
+                if begin.elapsed() > PATIENCE {
+                    eprintln!("a thread does not go on: {before:?}, {:?}", numbers());
+                    std::process::abort();
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }
 
 /// Whether accesses beyond the end are SIGBUS, also again and again.
