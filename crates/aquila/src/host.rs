@@ -34,6 +34,8 @@ use rustix::thread::{Timespec, nanosleep, sched_getcpu, sched_yield};
 use vellum_aquila_core::{MOST_PAGES, Machine, Page, Pattern};
 
 use crate::anonymous::{Anonymous, Leaving, drop_translations};
+use crate::descriptor::Descriptor;
+use crate::generation::{self, Generation};
 use crate::place::{self, Mapped, Place, of_file, runs};
 use crate::probe::{Frames, Userfaultfd};
 use crate::{PAGE_SIZE, sys};
@@ -336,7 +338,9 @@ impl HostFile {
 pub(crate) struct Host {
     /// The number of the cache in this process.
     pub(crate) cache: u64,
-    pub(crate) uffd: OwnedFd,
+    pub(crate) uffd: Descriptor,
+    /// The process whose descriptors the files have.
+    generation: Generation,
     /// Whether stores to clean pages of memory files fault.
     pub(crate) write_protect: bool,
     /// The same for frames in anonymous memory.
@@ -364,7 +368,8 @@ impl Host {
         let buffer = || Mutex::new(vec![0; BUFFER + PAGE_SIZE].into_boxed_slice());
         Self {
             cache,
-            uffd: uffd.descriptor,
+            uffd: Descriptor::new(uffd.descriptor),
+            generation: generation::current(),
             write_protect: uffd.protects_memory_files,
             protects_anonymous: uffd.protects_anonymous,
             choice,
@@ -834,6 +839,9 @@ impl Machine for Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        self.files.iter().for_each(HostFile::close);
+        // A forked child may have closed them, and have files of its own by these numbers.
+        if generation::current() == self.generation {
+            self.files.iter().for_each(HostFile::close);
+        }
     }
 }

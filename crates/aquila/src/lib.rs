@@ -61,6 +61,7 @@
 
 mod anonymous;
 mod cache;
+mod descriptor;
 mod doctor;
 mod error;
 mod fault;

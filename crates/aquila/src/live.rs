@@ -15,6 +15,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use vellum_aquila_core::{Counters, Statistics};
 
+use crate::descriptor::Descriptor;
 use crate::sys::Mapped;
 
 /// Threads with this name have the descriptors of a cache, which may not be the process' own.
@@ -41,7 +42,7 @@ pub(crate) struct LiveCounters {
     mapped: Mapped,
     processors: usize,
     /// Others read it as long as it is open.
-    _file: File,
+    _file: Descriptor,
 }
 
 impl LiveCounters {
@@ -50,11 +51,11 @@ impl LiveCounters {
     /// # Errors
     /// What the system said.
     pub(crate) fn new(processors: usize, frames: u32) -> Result<Self, Errno> {
-        let file = File::from(memfd_create(NAME, MemfdFlags::CLOEXEC)?);
+        let file = memfd_create(NAME, MemfdFlags::CLOEXEC)?;
         let bytes = (processors + 1) * STEP;
         ftruncate(&file, bytes as u64)?;
         let mapped = Mapped::new(&file, 0, bytes, true)?;
-        let counters = Self { mapped, processors, _file: file };
+        let counters = Self { mapped, processors, _file: Descriptor::new(file) };
         counters.set_frames(frames);
         counters.head()[1].store(processors as u64, Ordering::Relaxed);
         counters.head()[0].store(MAGIC, Ordering::Release);
@@ -176,7 +177,7 @@ mod tests {
         assert_eq!(counters.get().len(), 3);
         let caches = live_caches(std::process::id()).unwrap();
         assert!(caches.len() > before);
-        let inode = counters._file.metadata().unwrap().ino();
+        let inode = rustix::fs::fstat(&counters._file).unwrap().st_ino;
         let found = caches.iter().find(|cache| cache.number() == inode).unwrap();
         let frames = || found.statistics().unwrap().frames;
         assert_eq!(found.statistics().unwrap(), Statistics { frames: 77, ..Statistics::default() });

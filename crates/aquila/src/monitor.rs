@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
+use crate::descriptor::Descriptor;
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
 use crate::live::THREADS;
@@ -41,7 +42,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub(crate) struct Monitor {
     threads: Vec<JoinHandle<()>>,
     /// Readable when the threads are to end.
-    end: Arc<OwnedFd>,
+    end: Arc<Descriptor>,
     /// The process that has the threads: a forked child does not.
     generation: Generation,
 }
@@ -56,8 +57,10 @@ impl Monitor {
     }
 
     fn try_start(uffd: &OwnedFd) -> Result<Self, Errno> {
-        let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let mut monitor = Self { threads: Vec::new(), end, generation: generation::begin()? };
+        let generation = generation::begin()?;
+        let end = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let end = Arc::new(Descriptor::new(end));
+        let mut monitor = Self { threads: Vec::new(), end, generation };
         let count = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
         // The program's handlers do not run on these threads.
         let _blocked = sys::BlockedSignals::for_changes();
@@ -104,7 +107,7 @@ impl Handler {
         Self { uffd, poisoned: VecDeque::new() }
     }
 
-    fn run(mut self, end: &OwnedFd) {
+    fn run(mut self, end: &Descriptor) {
         loop {
             let next = self.poisoned.front().map(|(when, _)| *when);
             let left = next.map(|when| when.saturating_duration_since(Instant::now()));

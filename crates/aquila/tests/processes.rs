@@ -6,13 +6,13 @@ mod common;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use common::{Fixture, address, cache, load, pattern, store, word_in};
+use common::{Fixture, address, cache, load, monitored, pattern, store, word_in};
 use vellum_aquila::{
-    Access, Backend, BackendChoice, Error, Evictor, Frame, Frames, Key, Mapping, PAGE_SIZE, Policy,
-    PolicyChoice,
+    Access, Backend, BackendChoice, Cache, Error, Evictor, Frame, Frames, Key, Mapping, PAGE_SIZE,
+    Policy, PolicyChoice,
 };
 use vellum_testing::own_process;
 use vellum_testing::patience::{PATIENCE, eventually};
@@ -826,4 +826,42 @@ fn the_handler_keeps_errno() {
         // SAFETY: as above.
         assert_eq!(unsafe { *libc::__errno_location() }, 1000 + page as i32);
     }
+}
+
+/// A child that closes all descriptors, and opens files of its own, keeps these.
+#[test]
+fn a_child_that_drops_a_cache_closes_none_of_its_own_files() {
+    if !own_process::entered("a_child_that_drops_a_cache_closes_none_of_its_own_files") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let file = fixture.file(8);
+    let path = std::ffi::CString::new(fixture.path().to_str().unwrap()).unwrap();
+    let mut caches = vec![cache(64)];
+    caches.extend(monitored(64).build());
+    let map = |cache: &Cache| cache.map(&file, .., Access::ReadWrite).unwrap();
+    let mappings: Vec<_> = caches.iter().map(map).collect();
+    // SAFETY: the child drops what it has, and ends.
+    match unsafe { libc::fork() } {
+        0 => {
+            // SAFETY: nothing of the child uses the descriptors any more.
+            unsafe { libc::close_range(3, u32::MAX, 0) };
+            // SAFETY: the path ends with a zero.
+            let open = || unsafe { libc::open(path.as_ptr(), libc::O_RDONLY) };
+            let own: [i32; 40] = std::array::from_fn(|_| open());
+            drop((mappings, caches));
+            // SAFETY: the call takes no memory.
+            let is_closed = |number: &&i32| unsafe { libc::fcntl(**number, libc::F_GETFD) } == -1;
+            let closed = own.iter().filter(is_closed).count();
+            // SAFETY: it ends the child at once.
+            unsafe { libc::_exit(closed as i32) }
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: the call fills the status.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(ExitStatus::from_raw(status).code(), Some(0), "descriptors were closed");
+        }
+    }
+    mappings.iter().for_each(|mapping| assert_eq!(load(mapping, 3, 0), pattern(3)));
 }
