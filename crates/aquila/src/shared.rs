@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU64 as StdAtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::fs::{
-    FileType, MemfdFlags, Mode, OFlags, fcntl_getfl, fstat, fstatfs, ftruncate, memfd_create,
+    FileType, MemfdFlags, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstat, fstatfs, ftruncate,
+    memfd_create,
 };
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -818,16 +819,25 @@ impl Shared {
 /// A descriptor of the cache's own: the file, opened once more. So flags that the program sets do
 /// not matter (with `O_APPEND` the system would write pages to the end of the file, with `O_DIRECT`
 /// it would ask for aligned memory), and the program's own `fsync` takes no error of write-back
-/// away from the cache. A process that may not open the file gets a duplicate.
+/// away from the cache. A process that may not open the file, or would have to wait for the end of
+/// a lease, gets a duplicate.
 fn copies_of(file: &File, flags: OFlags, direct_io: bool) -> Result<Copies, Errno> {
     // A thread may have descriptors of its own.
     let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let mode = (flags & OFlags::RWMODE) | OFlags::CLOEXEC;
-    let open = |flags| rustix::fs::open(&path, flags, Mode::empty());
+    // To open a file waits for the end of a lease that this process may have on it itself.
+    let open = |flags| {
+        let opened = rustix::fs::open(&path, flags | OFlags::NONBLOCK, Mode::empty())?;
+        let flags = fcntl_getfl(&opened)?;
+        fcntl_setfl(&opened, flags.difference(OFlags::NONBLOCK))?;
+        Ok::<_, Errno>(opened)
+    };
     let buffered = match open(mode) {
         Err(_) if !flags.intersects(OFlags::APPEND | OFlags::DIRECT) => {
             rustix::io::fcntl_dupfd_cloexec(file, 0)
         }
+        // A duplicate would share these flags, so this waits.
+        Err(Errno::AGAIN) => rustix::fs::open(&path, mode, Mode::empty()),
         opened => opened,
     }?;
     let direct = direct_io.then(|| open(mode | OFlags::DIRECT).ok()).flatten();

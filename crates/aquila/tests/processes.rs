@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use common::{Fixture, address, cache, load, monitored, pattern, store, word_in};
 use vellum_aquila::{
@@ -864,4 +865,29 @@ fn a_child_that_drops_a_cache_closes_none_of_its_own_files() {
         }
     }
     mappings.iter().for_each(|mapping| assert_eq!(load(mapping, 3, 0), pattern(3)));
+}
+
+/// To open the file once more would wait until the kernel ends the lease, after 45 s as a rule.
+#[test]
+fn a_program_with_a_lease_of_its_own_maps_the_file_at_once() {
+    if !own_process::entered("a_program_with_a_lease_of_its_own_maps_the_file_at_once") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let file = fixture.file(8);
+    // SAFETY: the calls take no memory. The kernel says by SIGIO that somebody wants the file.
+    let leased = unsafe {
+        libc::signal(libc::SIGIO, libc::SIG_IGN);
+        libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK)
+    };
+    if leased != 0 {
+        eprintln!("left out: no lease: {}", std::io::Error::last_os_error());
+        return;
+    }
+    let begin = Instant::now();
+    let mapping = cache(64).map(&file, .., Access::ReadWrite).unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    store(&mapping, 3, 0, 7);
+    mapping.close().unwrap();
+    assert_eq!(word_in(&file, 3), 7);
 }
