@@ -199,7 +199,7 @@ impl HostFile {
         if let Ok(direct) = self.descriptor(&self.direct_writer) {
             let whole = bytes.len() / PAGE_SIZE * PAGE_SIZE;
             while done < whole && done.is_multiple_of(PAGE_SIZE) {
-                match rustix::io::pwrite(direct, &bytes[done..whole], at + done as u64) {
+                match sys::write_at(direct, &bytes[done..whole], at + done as u64) {
                     Ok(0) => return Err(Errno::IO),
                     Ok(written) => done += written,
                     Err(Errno::INVAL) => break,
@@ -674,7 +674,7 @@ pub(crate) fn read_fully(file: BorrowedFd<'_>, bytes: &mut [u8], at: u64) -> Res
 pub(crate) fn write_fully(file: BorrowedFd<'_>, bytes: &[u8], at: u64) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {
-        match rustix::io::pwrite(file, &bytes[done..], at + done as u64) {
+        match sys::write_at(file, &bytes[done..], at + done as u64) {
             Ok(0) => return Err(Errno::IO),
             Ok(written) => done += written,
             Err(Errno::INTR) => {}

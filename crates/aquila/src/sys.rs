@@ -685,6 +685,42 @@ impl Drop for BlockedSignals {
     }
 }
 
+/// `pwrite(2)` by a thread whose signals are blocked. A write beyond the limit of file sizes
+/// (`RLIMIT_FSIZE`) is an error, and no signal that would end the process when they are open again.
+pub(crate) fn write_at(file: BorrowedFd<'_>, bytes: &[u8], at: u64) -> Result<usize> {
+    let was_pending = is_limit_signal_pending();
+    let written = rustix::io::pwrite(file, bytes, at);
+    if written == Err(Errno::FBIG) && !was_pending && is_limit_signal_pending() {
+        let set = limit_signal();
+        let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the call reads the set and the time. It takes a signal that is blocked, and is
+        // pending.
+        unsafe { libc::sigtimedwait(set.as_ptr(), ptr::null_mut(), &raw const none) };
+    }
+    written
+}
+
+/// SIGXFSZ as a set.
+fn limit_signal() -> MaybeUninit<libc::sigset_t> {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: both calls fill the set.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGXFSZ);
+    }
+    set
+}
+
+/// Whether SIGXFSZ waits for this thread.
+fn is_limit_signal_pending() -> bool {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: the first call fills the set, and the second reads it.
+    unsafe {
+        libc::sigpending(set.as_mut_ptr());
+        libc::sigismember(set.as_ptr(), libc::SIGXFSZ) == 1
+    }
+}
+
 /// Runs a function, and keeps the thread's error number as it was.
 pub(crate) fn keeping_errno<T>(f: impl FnOnce() -> T) -> T {
     // SAFETY: the pointer is to a variable of this thread.

@@ -5,12 +5,13 @@ mod common;
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Fixture, address, cache, load, monitored, pattern, store, word_in};
+use common::{Fixture, address, both_caches, cache, load, monitored, pattern, store, word_in};
 use vellum_aquila::{
     Access, Backend, BackendChoice, Cache, Error, Evictor, Frame, Frames, Key, Mapping, PAGE_SIZE,
     Policy, PolicyChoice,
@@ -865,6 +866,34 @@ fn a_child_that_drops_a_cache_closes_none_of_its_own_files() {
         }
     }
     mappings.iter().for_each(|mapping| assert_eq!(load(mapping, 3, 0), pattern(3)));
+}
+
+/// A page beyond a limit that the program has set since cannot be written, and no signal says so.
+#[test]
+fn a_limit_of_file_sizes_is_an_error_of_write_back() {
+    if !own_process::entered("a_limit_of_file_sizes_is_an_error_of_write_back") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let file = fixture.file(64);
+    for cache in both_caches(64) {
+        let mapping = cache.map(&file, .., Access::ReadWrite).unwrap();
+        let set = |limit| {
+            let limits = libc::rlimit { rlim_cur: limit, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: the call reads the structure.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limits) }, 0);
+        };
+        store(&mapping, 3, 0, 6);
+        store(&mapping, 50, 0, 7);
+        set(16 * PAGE_SIZE as u64);
+        let error = mapping.sync().unwrap_err().to_string();
+        assert!(error.contains("large"), "{error}");
+        assert_eq!((load(&mapping, 50, 0), word_in(&file, 3)), (7, 6));
+        set(libc::RLIM_INFINITY);
+        mapping.sync().unwrap();
+        assert_eq!(word_in(&file, 50), 7);
+        file.write_all_at(&[0; 8], 50 * PAGE_SIZE as u64).unwrap();
+    }
 }
 
 /// To open the file once more would wait until the kernel ends the lease, after 45 s as a rule.
