@@ -34,6 +34,9 @@ const MOST_THREADS: usize = 8;
 /// How long a poisoned page stays so. A thread that waits for it is woken at once, as a rule.
 const POISON: Duration = Duration::from_millis(20);
 
+const CLOSED: &str =
+    "vellum-aquila: the program has closed descriptors of a cache: the process ends\n";
+
 /// How long a fault waits that cannot be handled now.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -95,6 +98,13 @@ fn errno_of(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::NOMEM)
 }
 
+/// Ends the process: it would find zeros where pages of files are to be.
+fn end_without_descriptors() -> ! {
+    // A thread that waits for one of these pages may have the lock of Rust's own standard error.
+    let _ = rustix::io::write(std::io::stderr(), CLOSED.as_bytes());
+    std::process::abort();
+}
+
 /// One of the threads.
 struct Handler {
     uffd: OwnedFd,
@@ -119,12 +129,17 @@ impl Handler {
             let mut both =
                 [PollFd::new(end, PollFlags::IN), PollFd::new(&self.uffd, PollFlags::IN)];
             let polled = poll(&mut both, timeout.as_ref());
+            if both.iter().any(|one| one.revents().contains(PollFlags::NVAL)) {
+                end_without_descriptors();
+            }
             if polled.is_ok() && both[0].revents().contains(PollFlags::IN) {
                 return;
             }
             // One fault, so that poison ends in time however many come.
-            if let Ok(fault) = sys::next_fault(&self.uffd) {
-                self.handle(fault);
+            match sys::next_fault(&self.uffd) {
+                Ok(fault) => self.handle(fault),
+                Err(Errno::BADF) => end_without_descriptors(),
+                Err(_) => {}
             }
             self.end_poison();
         }

@@ -295,6 +295,30 @@ fn calls_write_to_the_file_from_its_mapping_beside_write_back() {
     });
 }
 
+/// A program that closes the cache's descriptors would find zeros in the place of its pages.
+#[test]
+fn a_process_that_closes_the_descriptors_ends_with_a_message() {
+    let test = "a_process_that_closes_the_descriptors_ends_with_a_message";
+    if let Some(output) = own_process::run(test) {
+        let text = String::from_utf8_lossy(&output.stderr);
+        let is_left_out = text.contains("left out");
+        let is_said = text.contains("the program has closed descriptors of a cache");
+        let has_ended = output.status.signal() == Some(libc::SIGABRT);
+        assert!(is_left_out || (is_said && has_ended), "{output:?}");
+        return;
+    }
+    let Some(cache) = cache_with(64, Frames::MemoryFile) else { return };
+    let fixture = Fixture::new();
+    let mapping = cache.map(&fixture.file(128), .., Access::ReadWrite).unwrap();
+    assert_eq!(load(&mapping, 0, 0), pattern(0));
+    // SAFETY: nothing uses the descriptors any more but the cache.
+    unsafe { libc::close_range(3, u32::MAX, 0) };
+    println!("page 50 has {:#x}", load(&mapping, 50, 0));
+    std::thread::sleep(Duration::from_secs(1));
+    // SAFETY: it ends the process at once.
+    unsafe { libc::_exit(3) };
+}
+
 /// Whether accesses beyond the end are SIGBUS, also again and again.
 #[test]
 fn an_access_beyond_the_end_is_sigbus() {
