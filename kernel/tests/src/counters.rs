@@ -57,8 +57,8 @@ pub const PATIENCE: Duration = Duration::from_secs(200);
 /// The folder of the module's self-checks.
 const SELF_CHECKS: &str = "/sys/kernel/debug/vellum";
 
-/// The results of the module's self-check: a line for each exmap, or Morsel. None if this kernel has
-/// no self-checks, or if they are not for this user.
+/// The results of the module's self-check: a line for each exmap, or Morsel. None if this kernel
+/// has no self-checks, or if they are not for this user.
 #[track_caller]
 fn checked(what: &str) -> Vec<String> {
     let folder = Path::new(SELF_CHECKS);

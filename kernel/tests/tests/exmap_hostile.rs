@@ -336,8 +336,9 @@ fn close(number: u64) {
     unsafe { libc::close(number as i32) };
 }
 
-/// A child makes calls for some seconds, or until it has carried out each command, so that none writes to this process' memory. Returns the
-/// number of calls, and how often each command of `COUNTED` was carried out.
+/// A child makes calls for some seconds, or until it has carried out each command, so that none
+/// writes to this process' memory. Returns the number of calls, and how often each command of
+/// `COUNTED` was carried out.
 fn hostile(random: Random, bystander: &Surface, prepare: impl FnOnce()) -> [u64; 5] {
     let (mut counts, mut count) = std::io::pipe().unwrap();
     let child = Child::start(|| {

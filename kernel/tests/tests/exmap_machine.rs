@@ -141,8 +141,8 @@ struct Tally {
 }
 
 impl Tally {
-    /// KVM holds a frame for some microseconds, so a busy host may never free it meanwhile. Then the
-    /// test has shown nothing of held ones.
+    /// KVM holds a frame for some microseconds, so a busy host may never free it meanwhile. Then
+    /// the test has shown nothing of held ones.
     fn say_what_is_left_out(&self, what: &str) {
         if self.held == 0 {
             println!("left out: KVM has held no {what} in {} rounds", self.rounds);
@@ -151,9 +151,9 @@ impl Tally {
 }
 
 /// Has a machine try to start a nested one while the page of its description is allocated and
-/// freed, until KVM has held its frame some times, or for twice the time if it has not held it once.
-/// `bring` allocates the page. `take` frees it, and returns other pages that get its frame if it is
-/// free, and whether KVM holds it. Those pages must not change.
+/// freed, until KVM has held its frame some times, or for twice the time if it has not held it
+/// once. `bring` allocates the page. `take` frees it, and returns other pages that get its frame if
+/// it is free, and whether KVM holds it. Those pages must not change.
 fn race(surface: &Surface, bring: impl Fn(), take: impl Fn() -> (Vec<u64>, bool)) -> Option<Tally> {
     let mut starter = Starter::new(&surface.mapping, DESCRIPTION as usize)?;
     let (stop, mut tally) = (Stop::default(), Tally::default());
