@@ -123,14 +123,6 @@ pub(crate) mod frame {
     pub(crate) const RSP: usize = 3;
 }
 
-/// Whether the calling thread is in ring 0.
-pub fn is_in_ring_0() -> bool {
-    let segment: u16;
-    // SAFETY: the instruction only reads a register.
-    unsafe { std::arch::asm!("mov {0:x}, cs", out(reg) segment, options(nomem, nostack)) };
-    segment & 3 == 0
-}
-
 /// Moves the calling thread to ring 0: returns there.
 ///
 /// The process' half of the thread goes on in `Block::serve` on another stack, and returns from

@@ -12,7 +12,7 @@ use crate::entry::PAGE;
 use crate::error::Result as MachineResult;
 use crate::memory::{Mapped, pointer};
 use crate::ring::{Operation, Ring};
-use crate::sys::raw_system_call;
+use crate::sys::{quiet_system_call, raw_system_call};
 
 /// How a cache reads and writes a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +57,8 @@ pub(crate) struct MappedFile {
     pub(crate) pattern: Pattern,
     /// Whether the program still has the mapping.
     pub(crate) is_open: AtomicBool,
+    /// Whether it has not, and no page is left in the cache.
+    pub(crate) has_ended: AtomicBool,
     /// Whether the system has failed to make what was written durable.
     pub(crate) sync_failed: AtomicBool,
 }
@@ -96,6 +98,7 @@ impl MappedFile {
             advice: AtomicU64::new(NORMAL),
             pattern: Pattern::default(),
             is_open: AtomicBool::new(true),
+            has_ended: AtomicBool::new(false),
             sync_failed: AtomicBool::new(false),
         })
     }
@@ -156,7 +159,7 @@ impl MappedFile {
         match &self.way {
             Way::Copies(view) => {
                 self.for_each_part(run, frames, (0, bytes), |frame, at, length| {
-                    // SAFETY: as above; no thread changes the frame.
+                    // SAFETY: as above.
                     unsafe { stream(frame, pointer(view.start() + at), length) };
                 });
                 Ok(())
@@ -167,7 +170,15 @@ impl MappedFile {
     }
 
     /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// What the system said; `BADF` if the program has closed the descriptor, and the number is
+    /// another file's.
     pub(crate) fn make_durable(&self) -> Result<(), Errno> {
+        let status = rustix::fs::fstat(&self.descriptor)?;
+        if (status.st_dev, status.st_ino) != self.identity {
+            return Err(Errno::BADF);
+        }
         loop {
             let arguments = [self.descriptor.as_raw_fd() as u64, 0, 0, 0, 0, 0];
             // SAFETY: the call changes no memory.
@@ -235,7 +246,7 @@ impl MappedFile {
         let vectors = vectors.as_ptr().expose_provenance() as u64;
         let arguments = [file as u64, vectors, count as u64, place, 0, 0];
         // SAFETY: as above. The calls change nothing else.
-        unsafe { raw_system_call(number as u64, arguments) }
+        unsafe { quiet_system_call(number as u64, arguments) }
     }
 
     /// Repeats a call until all bytes are done, or it does none. Returns how many are done.
@@ -273,7 +284,8 @@ pub(crate) fn offset(page: &Page) -> u64 {
 /// Copies bytes past the processor's caches, which the storage does not read.
 ///
 /// # Safety
-/// Both have the bytes, no other thread changes the first, and no reference leads to the second.
+/// Both have the bytes, and no reference leads to them. The program may store to the first
+/// meanwhile: then dirty bits tell of that, and the page is written again.
 unsafe fn stream(from: *const u8, to: *mut u8, length: usize) {
     use std::arch::x86_64::{_mm_sfence, _mm_stream_si64};
     const WORD: usize = size_of::<i64>();
@@ -282,7 +294,10 @@ unsafe fn stream(from: *const u8, to: *mut u8, length: usize) {
     // the end.
     unsafe {
         for word in 0..words {
-            _mm_stream_si64(to.cast::<i64>().add(word), from.cast::<i64>().add(word).read());
+            _mm_stream_si64(
+                to.cast::<i64>().add(word),
+                from.cast::<i64>().add(word).read_volatile(),
+            );
         }
         let done = words * WORD;
         std::ptr::copy_nonoverlapping(from.add(done), to.add(done), length - done);

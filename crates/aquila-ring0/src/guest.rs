@@ -12,13 +12,14 @@ use rustix::mm::ProtFlags;
 
 use crate::cache::{PageCache, Replacement};
 use crate::current;
-use crate::entry::{Block, PAGE, is_in_ring_0};
+use crate::entry::{Block, PAGE};
 use crate::error::{Error, Result};
 use crate::memory::{KVM_PAGES, MANAGED, Mapped, Memory, Window, pointer};
 use crate::message::say;
 use crate::pages::{Pages, RANGES};
 use crate::processor::{self, Calls, Model, Processor};
 use crate::shootdown::{self, Shootdown};
+use crate::sys::is_in_ring_0;
 
 /// The version of KVM's interface, which has not changed since 2007.
 const VERSION: i32 = 12;

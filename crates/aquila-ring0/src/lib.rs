@@ -70,8 +70,6 @@ pub use cache::Replacement;
 pub use counts::{Check, Counts};
 #[cfg(not(target_arch = "x86_64"))]
 pub use elsewhere::{VirtualMachine, doctor, is_in_ring_0};
-#[cfg(target_arch = "x86_64")]
-pub use entry::is_in_ring_0;
 pub use error::{Error, Result};
 #[cfg(target_arch = "x86_64")]
 pub use file::Io;
@@ -81,4 +79,6 @@ pub use guest::Handler;
 pub use machine::{Managed, VirtualMachine, doctor};
 #[cfg(target_arch = "x86_64")]
 pub use mapping::{Cache, Mapping};
+#[cfg(target_arch = "x86_64")]
+pub use sys::is_in_ring_0;
 pub use vellum_aquila_core::{Advice, Statistics};

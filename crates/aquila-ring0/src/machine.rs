@@ -8,12 +8,13 @@ use std::sync::atomic::Ordering;
 
 use crate::cache::Replacement;
 use crate::counts::{Check, Counts};
-use crate::entry::{self, is_in_ring_0};
+use crate::entry;
 use crate::error::{Error, Result};
 use crate::exits::CALLS;
 use crate::guest::{Guest, Handler};
 use crate::mapping::Cache;
 use crate::memory::pointer;
+use crate::sys::is_in_ring_0;
 use crate::{current, native, self_test};
 
 /// A virtual machine with the memory of the process, in whose ring 0 threads run.
@@ -68,8 +69,7 @@ impl VirtualMachine {
         }
         let mut processor = self.guest.take()?;
         let start = (entry::resume as *const () as u64, 0);
-        let generation = self.guest.shootdown.generation();
-        let prepared = processor.prepare(start, self.guest.managed(), generation);
+        let prepared = processor.prepare(start, self.guest.managed());
         if let Err(error) = prepared {
             self.guest.give(processor);
             return Err(error);
@@ -83,6 +83,9 @@ impl VirtualMachine {
         let result = catch_unwind(AssertUnwindSafe(function));
         // SAFETY: the thread has entered above.
         unsafe { entry::leave() };
+        // A handler that has left by `longjmp` has left ring 0, and has not said so.
+        // SAFETY: the thread still has the block, and this part is atomic.
+        unsafe { (*block).running.leave() };
         current::set_block(std::ptr::null_mut());
         // A child that the function has forked comes here, too, in ring 3. What it has of the
         // machine is of no use, and its lock may be one that a thread of the parent has.

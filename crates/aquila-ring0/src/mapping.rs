@@ -2,18 +2,19 @@
 
 use std::fs::File;
 use std::ops::RangeInclusive;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
+use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use rustix::io::Errno;
 use vellum_aquila_core::{Advice, Key, Statistics};
 
 use crate::cache::PageCache;
-use crate::entry::is_in_ring_0;
 use crate::error::{Error, Result};
 use crate::file::{About, Io, MappedFile};
 use crate::guest::Guest;
 use crate::memory::pointer;
+use crate::sys::is_in_ring_0;
 
 const WRITING: &str = "writing pages back to their file";
 const MAPPING: &str = "mapping a file in a managed range";
@@ -64,9 +65,13 @@ impl<'machine> Cache<'machine> {
         }
         let identity = (status.st_dev, status.st_ino);
         let is_same = |other: &MappedFile| {
-            other.is_open.load(Ordering::Acquire) && other.identity == identity
+            !other.has_ended.load(Ordering::Acquire) && other.identity == identity
         };
-        let descriptor = rustix::io::fcntl_dupfd_cloexec(file, 0).map_err(failed)?;
+        // To open the file, and close it again, would end the process' `fcntl` locks of it.
+        if self.cache.pages().files().any(is_same) {
+            return Err(Error::AlreadyMapped);
+        }
+        let descriptor = copy_of(file, access).map_err(failed)?;
         let about = About { identity, length, writable: access == OFlags::RDWR };
         let file = MappedFile::new(descriptor, about, io, || self.cache.ring())?;
         let all = self.cache.pages();
@@ -176,12 +181,13 @@ impl Mapping<'_> {
     fn end(&self) -> Result<()> {
         self.cache.guest.check_process()?;
         let core = self.cache.cache.core();
+        self.file.is_open.store(false, Ordering::Release);
         let (evicted, written) = core.evict_range(self.keys(), false);
         if evicted.stay > 0 {
             // The frames are for other files.
             let _ = core.evict_range(self.keys(), true);
         }
-        self.file.is_open.store(false, Ordering::Release);
+        self.file.has_ended.store(true, Ordering::Release);
         written.map_err(|errno| Error::of(WRITING, errno))
     }
 
@@ -197,5 +203,24 @@ impl Mapping<'_> {
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
         let _ = self.end();
+    }
+}
+
+/// A descriptor of the cache's own: the file, opened once more. So flags that the program sets do
+/// not matter: with `O_APPEND` the system would write pages to the end of the file. A process that
+/// may not open the file gets a duplicate, if it has none of these flags.
+fn copy_of(file: &File, access: OFlags) -> Result<OwnedFd, Errno> {
+    // A thread may have descriptors of its own.
+    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    // To open a file waits for the end of a lease, which this process may have itself.
+    let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(opened) => {
+            let flags = fcntl_getfl(&opened)?;
+            fcntl_setfl(&opened, flags.difference(OFlags::NONBLOCK))?;
+            Ok(opened)
+        }
+        Err(errno) if fcntl_getfl(file)?.intersects(OFlags::APPEND | OFlags::DIRECT) => Err(errno),
+        Err(_) => rustix::io::fcntl_dupfd_cloexec(file, 0),
     }
 }

@@ -134,8 +134,10 @@ extern "C" fn on_trap(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
     let block = current::block();
     // SAFETY: the kernel gives a handler the structure.
     let code = unsafe { (*info).si_code };
+    // If the user has too many signals pending, the kernel does not say who has sent it.
+    let may_be_kick = matches!(code, libc::SI_TKILL | libc::SI_USER) && !block.is_null();
     // SAFETY: a thread's block is there while it uses it; this part is atomic.
-    if code == libc::SI_TKILL && !block.is_null() && unsafe { (*block).running.is_kicked() } {
+    if may_be_kick && unsafe { (*block).running.acknowledge() } {
         // It was to end `KVM_RUN`, and has.
         return;
     }

@@ -18,13 +18,10 @@ use crate::entry::PAGE;
 use crate::file::{MappedFile, offset};
 use crate::memory::{Mapped, Memory, pointer};
 use crate::shootdown::Shootdown;
-use crate::sys::raw_system_call;
+use crate::sys::rest;
 
 /// Managed ranges that a machine can have.
 pub(crate) const RANGES: usize = 16;
-
-/// How often a waiting thread looks before it gives its processor away.
-const LOOKS: u32 = 100;
 
 /// The machine.
 #[derive(Debug)]
@@ -147,11 +144,8 @@ impl Machine for Pages {
     }
 
     fn wait(&self, attempt: u32) {
-        if attempt < LOOKS {
-            return std::hint::spin_loop();
-        }
-        // SAFETY: the call has no arguments.
-        unsafe { raw_system_call(libc::SYS_sched_yield as u64, [0; 6]) };
+        let mut attempt = attempt;
+        rest(&mut attempt);
     }
 
     fn was_accessed(&self, page: Page) -> bool {

@@ -385,22 +385,13 @@ impl Processor {
     }
 
     /// Prepares it for the calling thread: it begins at an address, with a value in RDI.
-    pub(crate) fn prepare(
-        &mut self,
-        start: (u64, u64),
-        managed: (u64, u64),
-        generation: u64,
-    ) -> Result<()> {
+    pub(crate) fn prepare(&mut self, start: (u64, u64), managed: (u64, u64)) -> Result<()> {
         let block = self.block;
         // SAFETY: no thread runs the processor, and this one has it alone, but for `running`.
-        let running = unsafe {
+        unsafe {
             ((*block).managed_start, (*block).managed_end) = managed;
             (*block).is_handling = 0;
             (*block).native.is_stepping = false;
-            &(*block).running
-        };
-        if running.see(generation) {
-            self.system.cr3 ^= FORGET;
         }
         self.last_window = 0;
         self.system.fs.base = base(GET_FS)?;
@@ -442,12 +433,31 @@ impl Processor {
         if !running.is_before(generation) {
             return Ok(());
         }
-        self.system.cr3 ^= FORGET;
         let mut system = self.fd.get_sregs().map_err(Error::kvm("reading a virtual processor"))?;
-        system.cr3 = self.system.cr3;
-        self.fd.set_sregs(&system).map_err(Error::kvm("changing a virtual processor"))?;
+        // KVM forgets only if the value is another one than it has.
+        system.cr3 ^= FORGET;
+        self.system.cr3 = system.cr3;
+        // SAFETY: as in `set_up`.
+        let run = unsafe { &mut *self.run };
+        if run.kvm_dirty_regs & u64::from(KVM_SYNC_X86_SREGS) != 0 {
+            // KVM takes these registers when it runs, and would take the old value with them.
+            run.s.regs.sregs.cr3 = system.cr3;
+        } else {
+            self.fd.set_sregs(&system).map_err(Error::kvm("changing a virtual processor"))?;
+        }
         running.see(generation);
         Ok(())
+    }
+
+    /// CR3 as KVM has it, and as the guest will have it.
+    #[cfg(test)]
+    pub(crate) fn cr3(&self) -> [u64; 2] {
+        let has = self.fd.get_sregs().unwrap().cr3;
+        // SAFETY: as in `set_up`.
+        let run = unsafe { &*self.run };
+        let is_queued = run.kvm_dirty_regs & u64::from(KVM_SYNC_X86_SREGS) != 0;
+        // SAFETY: these registers were filled in.
+        [has, if is_queued { unsafe { run.s.regs.sregs.cr3 } } else { has }]
     }
 
     /// Its block.

@@ -5,11 +5,13 @@
 //! for long. Each call waits for its own request, and takes the results of others meanwhile.
 #![allow(unsafe_code)]
 
+use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::{fmt, thread};
+use std::{fmt, ptr, thread};
 
 use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
+use vellum_aquila_core::MOST_PAGES;
 
 use crate::error::{Error, Result};
 use crate::message::stop;
@@ -45,7 +47,15 @@ pub(crate) struct Ring {
     is_locked: AtomicBool,
     /// The result of each request, by the number that it has.
     slots: [AtomicI64; SLOTS as usize],
+    /// The vectors of each request. They are not on the thread's stack, because the kernel reads
+    /// them at any time.
+    vectors: [UnsafeCell<[libc::iovec; MOST_PAGES as usize]>; SLOTS as usize],
 }
+
+// SAFETY: the lock, and the thread that has a slot has its vectors.
+unsafe impl Sync for Ring {}
+// SAFETY: vectors are addresses only.
+unsafe impl Send for Ring {}
 
 impl fmt::Debug for Ring {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -65,7 +75,9 @@ impl Ring {
         let slots = [const { AtomicI64::new(FREE) }; SLOTS as usize];
         let looks =
             if thread::available_parallelism().is_ok_and(|n| n.get() == 1) { 0 } else { LOOKS };
-        Ok(Self { ring, looks, is_locked: AtomicBool::new(false), slots })
+        const EMPTY: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+        let vectors = std::array::from_fn(|_| UnsafeCell::new([EMPTY; MOST_PAGES as usize]));
+        Ok(Self { ring, looks, is_locked: AtomicBool::new(false), slots, vectors })
     }
 
     /// Reads or writes at a place of a file, and returns what the system call would.
@@ -80,7 +92,10 @@ impl Ring {
         place: u64,
     ) -> i64 {
         let slot = self.take_slot();
-        let (file, at, count) = (types::Fd(file), vectors.as_ptr(), vectors.len() as u32);
+        // SAFETY: this thread has the slot, and the kernel has no request of it.
+        let own = unsafe { &mut *self.vectors[slot].get() };
+        own[..vectors.len()].copy_from_slice(vectors);
+        let (file, at, count) = (types::Fd(file), own.as_ptr(), vectors.len() as u32);
         let entry = match operation {
             Operation::Read => opcode::Readv::new(file, at, count).offset(place).build(),
             Operation::Write => opcode::Writev::new(file, at, count).offset(place).build(),
@@ -151,10 +166,10 @@ impl Ring {
     fn wake(&self) {
         let woken = keeping_errno(|| self.ring.submit());
         if let Err(error) = woken
-            && error.raw_os_error() == Some(libc::EBADF)
+            && !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
         {
-            // What is under way is never done.
-            stop(format_args!("the program has closed a descriptor of the machine's"));
+            // What is under way is never done. The program may have closed the descriptor.
+            stop(format_args!("the ring of a cache does not work any more: {error}"));
         }
     }
 

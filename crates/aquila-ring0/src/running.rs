@@ -4,27 +4,36 @@
 //! A thread enters the guest in this order: it says that it runs, it looks which generation of
 //! translations is the last, it forgets what is older, and it enters. A thread that begins a
 //! generation looks afterwards who runs. So either the one sees the generation, or the other sees
-//! that it runs, and *kicks* it: it sends a signal, which ends `KVM_RUN`, and sets a flag of KVM's
-//! for the case that the signal comes before the call.
+//! that it runs, and *kicks* it: it sets a flag of KVM's, which has the next `KVM_RUN` return at
+//! once, and sends a signal, which ends the present one.
 //!
 //! The signal is SIGTRAP, whose handler the machine has installed for other reasons. While a thread
-//! is in ring 0 it is not blocked. A thread that was kicked does not go on before the signal has
-//! been delivered: so none comes when the thread does something else.
+//! is in ring 0 it is not blocked. Its handler *acknowledges* the kick: the guest does not run
+//! then, and does not before the thread has looked for the last generation. So no thread waits for
+//! a handler of the program's that runs on the other one. A thread that was kicked does not go on
+//! before the signal has been delivered: so none comes when the thread does something else.
 #![allow(unsafe_code)]
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use crate::sys::{raw_system_call, set_mask};
+use crate::sys::{raw_system_call, rest, set_mask};
 
 /// The thread is not in the guest, nor about to enter it.
-const OUT: u32 = 0;
-/// It is.
-const IN: u32 = 1;
+const OUT: u64 = 0;
+/// It is, or a handler of a signal runs that came meanwhile.
+const IN: u64 = 1;
 /// It is, and another thread is sending it the signal.
-const KICKING: u32 = 2;
+const KICKING: u64 = 2;
 /// It is, and the signal is on its way.
-const KICKED: u32 = 3;
+const KICKED: u64 = 3;
+/// It is not in the guest any more, and has not said so itself yet.
+const ACKNOWLEDGED: u64 = 4;
+
+/// The bits of these. Above them is a number that each entry and each kick increments: so a thread
+/// changes a state that it has seen, and no later one that is the same.
+const STATE: u64 = 7;
+const NEXT: u64 = 8;
 
 /// The signal that ends `KVM_RUN`.
 const KICK: libc::c_int = libc::SIGTRAP;
@@ -36,7 +45,8 @@ const KICK_BIT: u64 = 1 << (KICK - 1);
 pub(crate) struct Running {
     /// The processor has forgotten all translations of earlier generations than this one.
     seen: AtomicU64,
-    state: AtomicU32,
+    /// The state, and the number.
+    word: AtomicU64,
     /// The thread that uses it.
     thread: AtomicU32,
     /// KVM's flag, which has the next `KVM_RUN` return at once.
@@ -48,7 +58,7 @@ impl Running {
     pub(crate) fn new(exit_at_once: *mut u8) -> Self {
         Self {
             seen: AtomicU64::new(0),
-            state: AtomicU32::new(OUT),
+            word: AtomicU64::new(OUT),
             thread: AtomicU32::new(0),
             exit_at_once: AtomicPtr::new(exit_at_once.cast()),
         }
@@ -67,23 +77,36 @@ impl Running {
 
     /// The thread is about to enter the guest. Afterwards it looks for the last generation.
     pub(crate) fn enter(&self) {
-        self.state.store(IN, Ordering::SeqCst);
+        let word = self.word.load(Ordering::Relaxed);
+        self.word.store(((word & !STATE) + NEXT) | IN, Ordering::SeqCst);
     }
 
-    /// The thread has left the guest. Returns whether it was kicked.
+    /// The thread has left the guest, or has left that before. Returns whether it was kicked.
     pub(crate) fn leave(&self) -> bool {
-        let (order, failed) = (Ordering::SeqCst, Ordering::SeqCst);
-        while let Err(found) = self.state.compare_exchange(IN, OUT, order, failed) {
-            // If the signal was sent, the call does not return before its handler has run.
-            // SAFETY: the call has no arguments.
-            unsafe { raw_system_call(libc::SYS_sched_yield as u64, [0; 6]) };
-            if found == KICKED {
-                self.flag().store(0, Ordering::SeqCst);
-                self.state.store(OUT, Ordering::SeqCst);
-                return true;
+        let mut attempt = 0;
+        loop {
+            let word = self.word.load(Ordering::SeqCst);
+            match word & STATE {
+                OUT => return false,
+                IN if self.change(word, OUT) => return false,
+                IN => {}
+                KICKING => rest(&mut attempt),
+                _ => {
+                    // If the signal is still to come, it comes during these calls. The handler of
+                    // another signal may have blocked it.
+                    unblock();
+                    // SAFETY: the call has no arguments.
+                    unsafe { raw_system_call(libc::SYS_sched_yield as u64, [0; 6]) };
+                    let word = self.word.load(Ordering::SeqCst);
+                    if word & STATE != KICKING {
+                        self.flag().store(0, Ordering::SeqCst);
+                        if self.change(word, OUT) {
+                            return true;
+                        }
+                    }
+                }
             }
         }
-        false
     }
 
     /// Whether the processor has not seen the generation.
@@ -92,41 +115,78 @@ impl Running {
     }
 
     /// Says that the processor has forgotten, or forgets before it runs, all translations that are
-    /// older than the generation. Returns whether that is news.
-    pub(crate) fn see(&self, generation: u64) -> bool {
-        self.seen.fetch_max(generation, Ordering::SeqCst) < generation
+    /// older than the generation.
+    pub(crate) fn see(&self, generation: u64) {
+        self.seen.fetch_max(generation, Ordering::SeqCst);
     }
 
-    /// Whether a signal that has just arrived at the thread may be a kick.
-    pub(crate) fn is_kicked(&self) -> bool {
-        matches!(self.state.load(Ordering::SeqCst), KICKING | KICKED)
+    /// Says that the thread is not in the guest, if a signal that has just arrived at it is a kick.
+    /// Returns whether it is.
+    pub(crate) fn acknowledge(&self) -> bool {
+        let mut word = self.word.load(Ordering::SeqCst);
+        while matches!(word & STATE, KICKING | KICKED) {
+            if self.change(word, ACKNOWLEDGED) {
+                return true;
+            }
+            word = self.word.load(Ordering::SeqCst);
+        }
+        // One that was sent twice.
+        word & STATE == ACKNOWLEDGED
+    }
+
+    /// The thread is in ring 3, in a handler of a signal that came while it was about to enter the
+    /// guest, in the guest, or elsewhere: it does not enter before it has looked for the last
+    /// generation.
+    pub(crate) fn stay_out(&self) {
+        let word = self.word.load(Ordering::SeqCst);
+        if word & STATE == IN {
+            self.flag().store(1, Ordering::SeqCst);
+            // If another thread kicks it meanwhile, that does the same.
+            self.change(word, ACKNOWLEDGED);
+        }
     }
 
     // For other threads.
 
     /// Has the thread leave the guest, if it is there and has not seen the generation. The caller
-    /// has installed the handler of the signal.
-    pub(crate) fn kick(&self, generation: u64) {
+    /// has installed the handler of the signal. `again` sends it once more to a thread that has
+    /// been sent it, because the program may have ignored it.
+    pub(crate) fn kick(&self, generation: u64, again: bool) {
+        let word = self.word.load(Ordering::SeqCst);
+        let is_due = match word & STATE {
+            IN => true,
+            KICKED => again,
+            _ => false,
+        };
+        let kicking = ((word & !STATE) + NEXT) | KICKING;
         let (order, failed) = (Ordering::SeqCst, Ordering::SeqCst);
-        if !self.is_behind(generation)
-            || self.state.compare_exchange(IN, KICKING, order, failed).is_err()
+        if !is_due
+            || !self.is_before(generation)
+            || self.word.compare_exchange(word, kicking, order, failed).is_err()
         {
             return;
         }
         self.flag().store(1, Ordering::SeqCst);
         let thread = u64::from(self.thread.load(Ordering::Relaxed));
         let process = u64::from(std::process::id());
-        // SAFETY: the thread is one of this process', in the guest, and has not left it, because it
-        // waits for the state below first.
+        // SAFETY: the thread is one of this process', and does not go on before the state below.
         unsafe {
             raw_system_call(libc::SYS_tgkill as u64, [process, thread, KICK as u64, 0, 0, 0])
         };
-        self.state.store(KICKED, Ordering::SeqCst);
+        // The handler may have been faster.
+        self.change(kicking, KICKED);
     }
 
     /// Whether the thread may be in the guest with translations of earlier generations.
     pub(crate) fn is_behind(&self, generation: u64) -> bool {
-        self.state.load(Ordering::SeqCst) != OUT && self.is_before(generation)
+        let state = self.word.load(Ordering::SeqCst) & STATE;
+        !matches!(state, OUT | ACKNOWLEDGED) && self.is_before(generation)
+    }
+
+    /// Changes the state, if the word is still this one.
+    fn change(&self, word: u64, state: u64) -> bool {
+        let new = word & !STATE | state;
+        self.word.compare_exchange(word, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     fn flag(&self) -> &AtomicU8 {

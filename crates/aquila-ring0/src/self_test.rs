@@ -33,7 +33,7 @@ const EXITS: usize = 16;
 /// [`Error::Interpreted`], and what KVM returns.
 pub(crate) fn run(guest: &Guest, processor: &mut Processor) -> Result<f64> {
     let start = entry::self_test as *const () as u64;
-    processor.prepare((start, 0), guest.managed(), guest.shootdown.generation())?;
+    processor.prepare((start, 0), guest.managed())?;
     next_exit(guest, processor)?;
     // SAFETY: KVM has filled the structure, and the guest does not run.
     let found = unsafe { (*processor.run()).s.regs.regs.rdx };

@@ -8,13 +8,15 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use crate::entry::is_in_ring_0;
 use crate::running::{Running, is_same};
-use crate::sys::{BlockedSignals, raw_system_call};
+use crate::sys::{BlockedSignals, is_in_ring_0, rest};
 use crate::{current, native};
 
 /// Virtual processors that a machine can have.
 pub(crate) const MOST: usize = 1024;
+
+/// How often a thread looks for one that it has kicked before it kicks it once more.
+const AGAIN: u32 = 2000;
 
 /// What all virtual processors of a machine have forgotten.
 #[derive(Debug)]
@@ -49,11 +51,15 @@ impl Shootdown {
     /// it returns, no thread of the machine reaches memory by these translations.
     pub(crate) fn shoot_down(&self) {
         let generation = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
-        let own = current::running(self).filter(|_| is_in_ring_0());
-        if let Some(own) = own {
-            // SAFETY: the thread is in ring 0, and the value is the one that the register has.
-            unsafe { std::arch::asm!("mov {0}, cr3", "mov cr3, {0}", out(reg) _) };
-            own.see(generation);
+        let own = current::running(self);
+        match own {
+            Some(own) if is_in_ring_0() => {
+                // SAFETY: the thread is in ring 0, and the value is the one that the register has.
+                unsafe { std::arch::asm!("mov {0}, cr3", "mov cr3, {0}", out(reg) _) };
+                own.see(generation);
+            }
+            Some(own) => own.stay_out(),
+            None => {}
         }
         let is_behind = |other: &&Running| {
             !own.is_some_and(|own| is_same(own, other)) && other.is_behind(generation)
@@ -65,13 +71,18 @@ impl Shootdown {
         // others ran on this thread, those that were kicked would wait.
         let _ = native::install();
         let _blocked = BlockedSignals::new();
-        self.processors().filter(is_behind).for_each(|other| other.kick(generation));
+        self.processors().filter(is_behind).for_each(|other| other.kick(generation, false));
         for other in self.processors().filter(is_behind) {
+            let mut attempt = 0;
             while other.is_behind(generation) {
+                rest(&mut attempt);
+                let again = attempt % AGAIN == 0;
+                if again {
+                    // The program may have ignored the signal for a moment.
+                    let _ = native::install();
+                }
                 // One that had been kicked before, and has entered again, may be behind.
-                other.kick(generation);
-                // SAFETY: the call has no arguments.
-                unsafe { raw_system_call(libc::SYS_sched_yield as u64, [0; 6]) };
+                other.kick(generation, again);
             }
         }
     }
@@ -82,5 +93,110 @@ impl Shootdown {
             // SAFETY: processors live as long as the machine, and this part of them is atomic.
             unsafe { &*running.load(Ordering::Relaxed) }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::alloc::{Layout, alloc_zeroed};
+    use std::sync::atomic::{AtomicBool, AtomicU8};
+    use std::thread;
+
+    use super::*;
+    use crate::entry::Block;
+
+    const REUSED: u64 = u64::MAX;
+
+    /// A page: whether it is mapped, and what is in its frame.
+    #[derive(Default)]
+    struct Page {
+        is_mapped: AtomicBool,
+        frame: AtomicU64,
+    }
+
+    /// A virtual processor whose guest is a loop of this function. It knows the page's entry from
+    /// its first access on, and forgets it where a real one would.
+    fn use_page(shootdown: &Shootdown, block: *mut Block, page: &Page, may_end: &AtomicBool) {
+        // SAFETY: the block is there as long as the test, and this part of it was written.
+        let (running, flag) = unsafe { (&(*block).running, &*(*block).scratch_flag()) };
+        current::set_block(block);
+        running.take();
+        let mut is_known = false;
+        while !may_end.load(Ordering::Relaxed) {
+            running.enter();
+            let generation = shootdown.generation();
+            if running.is_before(generation) {
+                is_known = false;
+                running.see(generation);
+            }
+            // The guest exits for itself now and then.
+            for _ in 0..1000 {
+                if flag.load(Ordering::SeqCst) != 0 {
+                    break;
+                }
+                is_known = is_known || page.is_mapped.load(Ordering::Acquire);
+                if is_known {
+                    assert_ne!(page.frame.load(Ordering::Relaxed), REUSED, "an old translation");
+                }
+            }
+            running.leave();
+        }
+        current::set_block(ptr::null_mut());
+    }
+
+    /// Threads unmap a page, have all forget it, and use its frame for something else, while others
+    /// are in the guest. Signals are real.
+    #[test]
+    fn no_processor_keeps_a_translation_and_no_kick_is_lost() {
+        const PROCESSORS: usize = 3;
+        const ROUNDS: usize = 100;
+        let (shootdown, page, may_end) =
+            (Shootdown::new(), Page::default(), AtomicBool::new(false));
+        let blocks: Vec<usize> = (0..PROCESSORS)
+            .map(|_| {
+                // SAFETY: the layout has a size; only parts that were written are used.
+                unsafe {
+                    let block = alloc_zeroed(Layout::new::<Block>()).cast::<Block>();
+                    let flag = (*block).scratch_flag().cast_mut().cast::<u8>();
+                    (&raw mut (*block).running).write(Running::new(flag));
+                    shootdown.add(&raw mut (*block).running);
+                    block.expose_provenance()
+                }
+            })
+            .collect();
+        let unmap = |lock: &AtomicBool| {
+            for _ in 0..ROUNDS {
+                while lock.swap(true, Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+                page.is_mapped.store(false, Ordering::SeqCst);
+                shootdown.shoot_down();
+                page.frame.store(REUSED, Ordering::SeqCst);
+                page.frame.store(1, Ordering::SeqCst);
+                page.is_mapped.store(true, Ordering::SeqCst);
+                lock.store(false, Ordering::Release);
+                // Others at the same time, for pages of their own.
+                shootdown.shoot_down();
+            }
+        };
+        thread::scope(|scope| {
+            for block in &blocks {
+                let (shootdown, page, may_end) = (&shootdown, &page, &may_end);
+                scope.spawn(move || {
+                    let block = ptr::with_exposed_provenance_mut(*block);
+                    use_page(shootdown, block, page, may_end);
+                });
+            }
+            let lock = AtomicBool::new(false);
+            thread::scope(|inner| (0..2).for_each(|_| drop(inner.spawn(|| unmap(&lock)))));
+            may_end.store(true, Ordering::Relaxed);
+        });
+    }
+
+    impl Block {
+        /// A word of the block that stands for KVM's flag.
+        fn scratch_flag(&self) -> *const AtomicU8 {
+            (&raw const self.scratch).cast()
+        }
     }
 }

@@ -55,6 +55,73 @@ pub(crate) unsafe fn raw_system_call(number: u64, arguments: [u64; 6]) -> i64 {
     result
 }
 
+/// In the number of a call: it must not raise SIGXFSZ, which says that a file may not become so
+/// long. The kernel has no such numbers.
+pub(crate) const QUIET: u64 = 1 << 40;
+
+/// Makes a system call that writes to a file, without SIGXFSZ. In ring 0 the process does that,
+/// with one exit.
+///
+/// # Safety
+/// That of the call.
+pub(crate) unsafe fn quiet_system_call(number: u64, arguments: [u64; 6]) -> i64 {
+    const BIT: u64 = 1 << (libc::SIGXFSZ - 1);
+    if is_in_ring_0() {
+        // SAFETY: the caller's.
+        return unsafe { raw_system_call(number | QUIET, arguments) };
+    }
+    let mask = set_mask(libc::SIG_BLOCK, BIT);
+    let was_pending = mask & BIT != 0 && is_pending(BIT);
+    // SAFETY: the caller's.
+    let result = unsafe { raw_system_call(number, arguments) };
+    if result == i64::from(-libc::EFBIG) && !was_pending {
+        let (set, time) = (BIT, [0_u64; 2]);
+        let [set, time] = [(&raw const set).addr() as u64, (&raw const time).addr() as u64];
+        // SAFETY: the set has the size that is given, and the time is none.
+        unsafe { raw_system_call(libc::SYS_rt_sigtimedwait as u64, [set, 0, time, 8, 0, 0]) };
+    }
+    if mask & BIT == 0 {
+        set_mask(libc::SIG_UNBLOCK, BIT);
+    }
+    result
+}
+
+/// Whether a signal is pending that the thread blocks.
+fn is_pending(bit: u64) -> bool {
+    let mut set = 0_u64;
+    let at = (&raw mut set).addr() as u64;
+    // SAFETY: the set has the size that is given.
+    unsafe { raw_system_call(libc::SYS_rt_sigpending as u64, [at, 8, 0, 0, 0, 0]) };
+    set & bit != 0
+}
+
+/// Waits for a moment, before a thread looks again whether another one has done something.
+pub(crate) fn rest(attempt: &mut u32) {
+    const LOOKS: u32 = 100;
+    const YIELDS: u32 = 1000;
+    *attempt = attempt.saturating_add(1);
+    match *attempt {
+        ..LOOKS => std::hint::spin_loop(),
+        // SAFETY: the call has no arguments.
+        LOOKS..YIELDS => _ = unsafe { raw_system_call(libc::SYS_sched_yield as u64, [0; 6]) },
+        // The other one may have a lower priority, and need this processor.
+        _ => {
+            let time = [0_u64, 50_000];
+            let at = (&raw const time).addr() as u64;
+            // SAFETY: the time is there during the call.
+            unsafe { raw_system_call(libc::SYS_nanosleep as u64, [at, 0, 0, 0, 0, 0]) };
+        }
+    }
+}
+
+/// Whether the calling thread is in ring 0.
+pub fn is_in_ring_0() -> bool {
+    let segment: u16;
+    // SAFETY: the instruction only reads a register.
+    unsafe { std::arch::asm!("mov {0:x}, cs", out(reg) segment, options(nomem, nostack)) };
+    segment & 3 == 0
+}
+
 /// Calls a function, and restores the `errno` of the C library, whose caller the program may be.
 pub(crate) fn keeping_errno<T>(act: impl FnOnce() -> T) -> T {
     // SAFETY: the place of the thread's own number.

@@ -322,11 +322,10 @@ fn a_store_to_a_file_that_is_read_only_is_a_signal() {
     });
 }
 
-/// Limits the length of files, beyond which writes fail, and has no signal tell of that.
+/// Limits the length of files, beyond which writes fail. SIGXFSZ would end the process.
 fn limit_files(bytes: u64) {
     // SAFETY: the calls take plain data.
     unsafe {
-        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
         let mut limit: libc::rlimit = std::mem::zeroed();
         assert_eq!(libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit), 0);
         limit.rlim_cur = bytes.min(limit.rlim_max);
@@ -538,6 +537,62 @@ fn a_sync_finds_the_stores_of_a_thread_that_stays_in_ring_0() {
             mapping.sync().unwrap();
             assert_eq!(file.stamps(1), stamps(1, next), "a store was not found");
         }
+    });
+}
+
+#[test]
+fn a_file_that_is_open_for_appending_keeps_its_length() {
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("append", 4, 0);
+    let appending = File::options().read(true).append(true).open(&file.path).unwrap();
+    let cache = machine.cache(4, Replacement::Clock).unwrap();
+    for io in [Io::Calls, Io::Ring] {
+        let mapping = cache.map_with(&appending, io).unwrap();
+        machine.run(|| store(&mapping, 1, 3)).unwrap();
+        mapping.close().unwrap();
+        assert_eq!(file.stamps(1), stamps(1, 3));
+        assert_eq!(file.file.metadata().unwrap().len(), 4 * PAGE as u64);
+    }
+}
+
+/// Whether the handler below has begun, and may end.
+static HANDLER: (AtomicBool, AtomicBool) = (AtomicBool::new(false), AtomicBool::new(false));
+
+extern "C" fn wait_in_handler(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    HANDLER.0.store(true, Ordering::Release);
+    while !HANDLER.1.load(Ordering::Acquire) {
+        thread::yield_now();
+    }
+}
+
+/// The thread that evicts must not wait for a handler: it may be the one that has to let it go on.
+#[test]
+fn an_eviction_waits_for_no_handler_of_another_thread() {
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("handlers", 4, 0);
+    let cache = machine.cache(4, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    common::handle(libc::SIGUSR2, wait_in_handler as *const () as usize);
+    let (thread, found) = (AtomicU64::new(0), AtomicU64::new(0));
+    let act = || {
+        if thread.load(Ordering::Relaxed) == 0 {
+            // SAFETY: the call has no arguments.
+            thread.store(unsafe { libc::pthread_self() }, Ordering::Release);
+        }
+        found.store(load(&mapping, 3)[0], Ordering::Release);
+    };
+    beside(&machine, act, |rounds| {
+        let end = SetWhenDropped(&HANDLER.1);
+        // SAFETY: the thread runs until `beside` lets it end.
+        let sent = unsafe { libc::pthread_kill(thread.load(Ordering::Acquire), libc::SIGUSR2) };
+        assert_eq!(sent, 0);
+        eventually("the handler runs", || HANDLER.0.load(Ordering::Acquire));
+        let [first, _] = stamps(3, 1).map(u64::to_le_bytes);
+        file.file.write_all_at(&first, 3 * PAGE as u64).unwrap();
+        mapping.evict().unwrap();
+        drop(end);
+        rounds.wait();
+        assert_eq!(found.load(Ordering::Acquire), stamps(3, 1)[0]);
     });
 }
 
