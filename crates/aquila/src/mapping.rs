@@ -366,6 +366,7 @@ impl Mapping {
     pub fn reattach(&mut self) {
         if let Backend::Own(own) = &mut self.backend
             && std::mem::take(&mut own.is_detached)
+            && !own.shared.is_forked()
         {
             let _blocked = sys::BlockedSignals::new();
             own.shared.end_all_poison(own.place);

@@ -14,6 +14,7 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -40,12 +41,19 @@ const CLOSED: &str =
 /// How long a fault waits that cannot be handled now.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// When the threads are to end.
+#[derive(Debug)]
+struct End {
+    is_due: AtomicBool,
+    /// Readable then.
+    event: Descriptor,
+}
+
 /// The threads. They end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Monitor {
     threads: Vec<JoinHandle<()>>,
-    /// Readable when the threads are to end.
-    end: Arc<Descriptor>,
+    end: Arc<End>,
     /// The process that has the threads: a forked child does not.
     generation: Generation,
 }
@@ -61,8 +69,8 @@ impl Monitor {
 
     fn try_start(uffd: &OwnedFd) -> Result<Self, Errno> {
         let generation = generation::begin()?;
-        let end = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let end = Arc::new(Descriptor::new(end));
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let end = Arc::new(End { is_due: AtomicBool::new(false), event: Descriptor::new(event) });
         let mut monitor = Self { threads: Vec::new(), end, generation };
         let count = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
         // The program's handlers do not run on these threads.
@@ -85,7 +93,11 @@ impl Drop for Monitor {
             // A child has none of the threads, and would wait for ever.
             return std::mem::forget(threads);
         }
-        let _ = rustix::io::write(&*self.end, &[1; 8]);
+        self.end.is_due.store(true, Ordering::Release);
+        if rustix::io::write(&self.end.event, &[1; 8]).is_err() {
+            // The threads would not hear of it.
+            end_without_descriptors();
+        }
         for thread in threads {
             let _ = thread.join();
         }
@@ -117,7 +129,7 @@ impl Handler {
         Self { uffd, poisoned: VecDeque::new() }
     }
 
-    fn run(mut self, end: &Descriptor) {
+    fn run(mut self, end: &End) {
         loop {
             let next = self.poisoned.front().map(|(when, _)| *when);
             let left = next.map(|when| when.saturating_duration_since(Instant::now()));
@@ -127,12 +139,14 @@ impl Handler {
                 tv_nsec: left.subsec_nanos().into(),
             });
             let mut both =
-                [PollFd::new(end, PollFlags::IN), PollFd::new(&self.uffd, PollFlags::IN)];
+                [PollFd::new(&end.event, PollFlags::IN), PollFd::new(&self.uffd, PollFlags::IN)];
             let polled = poll(&mut both, timeout.as_ref());
-            if both.iter().any(|one| one.revents().contains(PollFlags::NVAL)) {
+            let is_closed = both.iter().any(|one| one.revents().contains(PollFlags::NVAL));
+            let is_over = polled.is_ok() && both[0].revents().contains(PollFlags::IN);
+            if is_closed || (is_over && !end.is_due.load(Ordering::Acquire)) {
                 end_without_descriptors();
             }
-            if polled.is_ok() && both[0].revents().contains(PollFlags::IN) {
+            if is_over {
                 return;
             }
             // One fault, so that poison ends in time however many come.

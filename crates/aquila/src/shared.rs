@@ -324,8 +324,9 @@ impl Shared {
 
     /// Takes the poison of a page away, if it has any: the next access faults. The page may be in
     /// the cache by now. With threads all frames are in memory files, so that it loses no bytes.
+    /// Another cache, without threads, may have a mapping there by now, where no page has poison.
     pub(crate) fn end_poison(&self, place: &Place, page: u64) {
-        if let Some(address) = place.mapped().address(page) {
+        if let Some(address) = place.mapped().address(page).filter(|_| self.has_threads()) {
             drop_translations(address, PAGE_SIZE);
         }
     }

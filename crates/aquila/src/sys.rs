@@ -229,11 +229,14 @@ pub(crate) struct WaitingFault {
     pub(crate) is_store: bool,
 }
 
-/// The next fault that waits; `Errno::AGAIN` if none does. No two threads get the same.
+/// The next fault that waits; `Errno::AGAIN` if none does, `Errno::BADF` if this is no userfaultfd.
+/// No two threads get the same.
 pub(crate) fn next_fault(uffd: impl AsFd) -> Result<WaitingFault> {
     loop {
         let mut message = [0; MESSAGE];
-        rustix::io::read(&uffd, &mut message)?;
+        if rustix::io::read(&uffd, &mut message)? < MESSAGE {
+            return Err(Errno::BADF);
+        }
         let word =
             |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| message[at + byte])).to_le();
         // No other event was asked for.

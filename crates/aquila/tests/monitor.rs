@@ -319,6 +319,36 @@ fn a_process_that_closes_the_descriptors_ends_with_a_message() {
     unsafe { libc::_exit(3) };
 }
 
+/// The poison of a mapping falls due when another cache has a mapping at its addresses.
+#[test]
+fn no_poison_ends_in_a_mapping_of_another_cache() {
+    let Some(cache) = cache_with(64, Frames::Auto) else { return };
+    let other = Options::new(64 * PAGE_SIZE as u64).frames(Frames::Anonymous).build().unwrap();
+    let fixture = Fixture::new();
+    let (file, range) = (fixture.file(8), ..64 * PAGE_SIZE as u64);
+    let second = create(&fixture.path().with_extension("second"));
+    second.set_len(64 * PAGE_SIZE as u64).unwrap();
+    let mut met = 0;
+    for _ in 0..200 {
+        let poisoned = cache.map(&file, range, Access::ReadWrite).unwrap();
+        let null = create(&fixture.path().with_extension("null"));
+        assert_eq!(try_call(&poisoned, 20, &null), Err(Errno::FAULT));
+        let start = poisoned.as_ptr();
+        drop(poisoned);
+        let mapping = other.map(&second, range, Access::ReadWrite).unwrap();
+        store(&mapping, 20, 1, 7);
+        if mapping.as_ptr() == start {
+            met += 1;
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        assert_eq!(load(&mapping, 20, 1), 7);
+        if met == 3 {
+            return;
+        }
+    }
+    eprintln!("left out: the kernel gave the addresses to another mapping {met} times");
+}
+
 /// Whether accesses beyond the end are SIGBUS, also again and again.
 #[test]
 fn an_access_beyond_the_end_is_sigbus() {
