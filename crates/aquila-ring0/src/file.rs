@@ -239,14 +239,15 @@ impl MappedFile {
             // leads to. They are there until the call returns.
             return unsafe { ring.call(operation, file, &vectors[..count], place) };
         }
-        let number = match operation {
-            Operation::Read => libc::SYS_preadv,
-            Operation::Write => libc::SYS_pwritev,
-        };
         let vectors = vectors.as_ptr().expose_provenance() as u64;
         let arguments = [file as u64, vectors, count as u64, place, 0, 0];
         // SAFETY: as above. The calls change nothing else.
-        unsafe { quiet_system_call(number as u64, arguments) }
+        unsafe {
+            match operation {
+                Operation::Read => raw_system_call(libc::SYS_preadv as u64, arguments),
+                Operation::Write => quiet_system_call(libc::SYS_pwritev as u64, arguments),
+            }
+        }
     }
 
     /// Repeats a call until all bytes are done, or it does none. Returns how many are done.

@@ -12,7 +12,7 @@ use rustix::mm::ProtFlags;
 
 use crate::cache::{PageCache, Replacement};
 use crate::current;
-use crate::entry::{Block, PAGE};
+use crate::entry::PAGE;
 use crate::error::{Error, Result};
 use crate::memory::{KVM_PAGES, MANAGED, Mapped, Memory, Window, pointer};
 use crate::message::say;
@@ -81,8 +81,6 @@ struct Processors {
     // Boxes, because blocks have the addresses.
     #[expect(clippy::vec_box)]
     idle: Vec<Box<Processor>>,
-    /// The blocks of all.
-    blocks: Vec<usize>,
     /// The next number. KVM keeps a number also if what follows fails.
     next: usize,
 }
@@ -214,9 +212,8 @@ impl Guest {
         unsafe {
             (*block).guest = guest.expose_provenance() as u64;
             (*block).shootdown = Arc::as_ptr(&self.shootdown).addr();
-            self.shootdown.add(&raw mut (*block).running);
         }
-        processors.blocks.push(block.expose_provenance());
+        self.shootdown.add(block);
         Ok(processor)
     }
 
@@ -270,9 +267,9 @@ impl Guest {
 
     /// Calls a function with the counts of each virtual processor.
     pub(crate) fn each(&self, mut act: impl FnMut(&crate::entry::BlockCounts)) {
-        for block in &self.processors().blocks {
+        for block in self.shootdown.blocks() {
             // SAFETY: blocks are there as long as the machine; the counts are atomic.
-            act(unsafe { &(*pointer::<Block>(*block as u64)).counts });
+            act(unsafe { &(*block).counts });
         }
     }
 

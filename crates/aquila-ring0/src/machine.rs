@@ -127,8 +127,7 @@ impl VirtualMachine {
         Ok(Cache::new(&self.guest, cache))
     }
 
-    /// What has happened so far. Makes no system call. Not for a forked child: a thread of the
-    /// parent may have had the lock.
+    /// What has happened so far. Makes no system call, and takes no lock.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         self.guest.each(|each| {

@@ -144,8 +144,7 @@ impl Machine for Pages {
     }
 
     fn wait(&self, attempt: u32) {
-        let mut attempt = attempt;
-        rest(&mut attempt);
+        rest(attempt);
     }
 
     fn was_accessed(&self, page: Page) -> bool {

@@ -14,7 +14,6 @@
 //! before the signal has been delivered: so none comes when the thread does something else.
 #![allow(unsafe_code)]
 
-use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::sys::{raw_system_call, rest, set_mask};
@@ -45,7 +44,7 @@ const KICK_BIT: u64 = 1 << (KICK - 1);
 pub(crate) struct Running {
     /// The processor has forgotten all translations of earlier generations than this one.
     seen: AtomicU64,
-    /// The state, and the number.
+    /// One of the states above, and the number that tells it from earlier ones.
     word: AtomicU64,
     /// The thread that uses it.
     thread: AtomicU32,
@@ -90,7 +89,10 @@ impl Running {
                 OUT => return false,
                 IN if self.change(word, OUT) => return false,
                 IN => {}
-                KICKING => rest(&mut attempt),
+                KICKING => {
+                    attempt += 1;
+                    rest(attempt);
+                }
                 _ => {
                     // If the signal is still to come, it comes during these calls. The handler of
                     // another signal may have blocked it.
@@ -205,9 +207,4 @@ pub(crate) fn block(is_blocked: bool) {
 /// Has the calling thread not block the signal. Returns whether it did.
 pub(crate) fn unblock() -> bool {
     set_mask(libc::SIG_UNBLOCK, KICK_BIT) & KICK_BIT != 0
-}
-
-/// Whether two are the same.
-pub(crate) fn is_same(one: &Running, other: &Running) -> bool {
-    ptr::eq(one, other)
 }

@@ -8,7 +8,8 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use crate::running::{Running, is_same};
+use crate::entry::Block;
+use crate::running::Running;
 use crate::sys::{BlockedSignals, is_in_ring_0, rest};
 use crate::{current, native};
 
@@ -23,22 +24,23 @@ const AGAIN: u32 = 2000;
 pub(crate) struct Shootdown {
     /// How often entries have changed in such a way that processors must forget translations.
     generation: AtomicU64,
-    /// The processors, in the order in which they were made. They live as long as the machine.
-    processors: Box<[AtomicPtr<Running>]>,
+    /// The blocks of the processors, in the order in which they were made. They live as long as the
+    /// machine.
+    blocks: Box<[AtomicPtr<Block>]>,
     count: AtomicUsize,
 }
 
 impl Shootdown {
     pub(crate) fn new() -> Self {
-        let processors = (0..MOST).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
-        Self { generation: AtomicU64::new(0), processors, count: AtomicUsize::new(0) }
+        let blocks = (0..MOST).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
+        Self { generation: AtomicU64::new(0), blocks, count: AtomicUsize::new(0) }
     }
 
     /// Enters a processor, which runs for the first time afterwards. One thread at a time calls it,
     /// at most [`MOST`] times.
-    pub(crate) fn add(&self, running: *mut Running) {
+    pub(crate) fn add(&self, block: *mut Block) {
         let number = self.count.load(Ordering::Relaxed);
-        self.processors[number].store(running, Ordering::Relaxed);
+        self.blocks[number].store(block, Ordering::Relaxed);
         self.count.store(number + 1, Ordering::SeqCst);
     }
 
@@ -62,7 +64,7 @@ impl Shootdown {
             None => {}
         }
         let is_behind = |other: &&Running| {
-            !own.is_some_and(|own| is_same(own, other)) && other.is_behind(generation)
+            !own.is_some_and(|own| ptr::eq(own, *other)) && other.is_behind(generation)
         };
         if !self.processors().any(|other| is_behind(&other)) {
             return;
@@ -73,10 +75,11 @@ impl Shootdown {
         let _blocked = BlockedSignals::new();
         self.processors().filter(is_behind).for_each(|other| other.kick(generation, false));
         for other in self.processors().filter(is_behind) {
-            let mut attempt = 0;
+            let mut attempt = 0_u32;
             while other.is_behind(generation) {
-                rest(&mut attempt);
-                let again = attempt % AGAIN == 0;
+                attempt += 1;
+                rest(attempt);
+                let again = attempt.is_multiple_of(AGAIN);
                 if again {
                     // The program may have ignored the signal for a moment.
                     let _ = native::install();
@@ -87,12 +90,15 @@ impl Shootdown {
         }
     }
 
-    fn processors(&self) -> impl Iterator<Item = &Running> {
+    /// The blocks of all processors.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = *mut Block> {
         let count = self.count.load(Ordering::SeqCst);
-        self.processors[..count].iter().map(|running| {
-            // SAFETY: processors live as long as the machine, and this part of them is atomic.
-            unsafe { &*running.load(Ordering::Relaxed) }
-        })
+        self.blocks[..count].iter().map(|block| block.load(Ordering::Relaxed))
+    }
+
+    fn processors(&self) -> impl Iterator<Item = &Running> {
+        // SAFETY: blocks live as long as the machine, and this part of them is atomic.
+        self.blocks().map(|block| unsafe { &(*block).running })
     }
 }
 
@@ -103,7 +109,6 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::entry::Block;
 
     const REUSED: u64 = u64::MAX;
 
@@ -159,7 +164,7 @@ mod tests {
                     let block = alloc_zeroed(Layout::new::<Block>()).cast::<Block>();
                     let flag = (*block).scratch_flag().cast_mut().cast::<u8>();
                     (&raw mut (*block).running).write(Running::new(flag));
-                    shootdown.add(&raw mut (*block).running);
+                    shootdown.add(block);
                     block.expose_provenance()
                 }
             })

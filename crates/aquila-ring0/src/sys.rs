@@ -95,12 +95,12 @@ fn is_pending(bit: u64) -> bool {
     set & bit != 0
 }
 
-/// Waits for a moment, before a thread looks again whether another one has done something.
-pub(crate) fn rest(attempt: &mut u32) {
+/// Waits for a moment, before a thread looks again whether another one has done something. With
+/// more attempts it waits longer.
+pub(crate) fn rest(attempt: u32) {
     const LOOKS: u32 = 100;
     const YIELDS: u32 = 1000;
-    *attempt = attempt.saturating_add(1);
-    match *attempt {
+    match attempt {
         ..LOOKS => std::hint::spin_loop(),
         // SAFETY: the call has no arguments.
         LOOKS..YIELDS => _ = unsafe { raw_system_call(libc::SYS_sched_yield as u64, [0; 6]) },

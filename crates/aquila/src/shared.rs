@@ -331,8 +331,8 @@ impl Shared {
         }
     }
 
-    /// The same for all pages of a mapping that was detached. Nobody takes poison away that falls
-    /// due meanwhile.
+    /// The same for all pages of a mapping that was detached. If poison falls due meanwhile, the
+    /// thread of the cache finds no mapping at its address, and forgets it.
     pub(crate) fn end_all_poison(&self, place: &Place) {
         let mapped = place.mapped();
         drop_translations(mapped.start, mapped.pages as usize * PAGE_SIZE);

@@ -904,7 +904,7 @@ fn a_program_with_a_lease_of_its_own_maps_the_file_at_once() {
     }
     let fixture = Fixture::new();
     let file = fixture.file(8);
-    // SAFETY: the calls take no memory. The kernel says by SIGIO that somebody wants the file.
+    // SAFETY: the calls take no memory. The kernel says by SIGIO that another opening waits.
     let leased = unsafe {
         libc::signal(libc::SIGIO, libc::SIG_IGN);
         libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK)
