@@ -50,7 +50,6 @@ use crate::store::cut::BackupCut;
 use crate::store::free_map::FileMap;
 use crate::store::header::{Header, LogPoint};
 use crate::store::open::scratch_pool;
-use crate::sync::lock;
 
 /// So many frames are read at once.
 const CHUNK: u64 = 64;
@@ -160,7 +159,7 @@ impl<'a, 'f> Copying<'a, 'f> {
             self.copy(&values, true, Some(&held))?;
             rounds += 1;
             // In this order, changes go on while this thread waits for a checkpoint.
-            let (maps, freeze) = (lock(&log.maps), pages.freeze()?);
+            let (maps, freeze) = (log.lock_maps(), pages.freeze()?);
             if pages.loads() == loads || rounds == ROUNDS {
                 break (loads, maps, freeze);
             }

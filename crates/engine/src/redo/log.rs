@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use vellum_log::{BLOCK_BYTES, Block, Durable, Log, LogDevice, LogError, Lsn, Written};
 use vellum_pool::device::Device;
-use vellum_pool::{PAGE_SIZE, PageRef};
+use vellum_pool::{PAGE_SIZE, PageId, PageRef};
 
 use super::files::LogFiles;
 use super::hold::LogHold;
@@ -50,12 +50,13 @@ pub(crate) struct RedoLog {
     trimmed: AtomicU64,
     /// The pages that recovery has left to be redone. Until there are none, the log is not trimmed.
     pub pending: PendingPages,
-    /// What repairs know of the records.
-    repairs: Mutex<Option<ChangedSince>>,
+    repairs: Mutex<Repairs>,
     /// The number of the newest record, or one before `first`.
     newest: AtomicU64,
     /// A checkpoint is due when so many bytes follow the cut.
     bytes_per_cut: u64,
+    /// See [`LogSetup`].
+    pub pauses: u32,
     /// The room that is kept for each change.
     bytes_per_change: u64,
     /// The length of a tree's page.
@@ -65,7 +66,9 @@ pub(crate) struct RedoLog {
     values: Arc<ValuesFirst>,
     /// `None` if the caller has given the device of the log.
     files: Option<LogFiles>,
-    pub maps: Mutex<MapPlaces>,
+    maps: Mutex<MapPlaces>,
+    /// How many threads wait for `maps`.
+    waiting: AtomicU64,
     /// A backup that is under way, which needs records that the log may trim.
     hold: Mutex<Option<Arc<LogHold>>>,
     /// Places that were freed after this record, or a later one, are not used again: a backup reads
@@ -152,11 +155,22 @@ pub(crate) struct MapPlaces {
     pub next: Vec<PageRef>,
 }
 
+/// The repairs of pages from the log.
+#[derive(Debug, Default)]
+struct Repairs {
+    /// What they know of the records.
+    changed: Option<ChangedSince>,
+    /// The pages that were repaired since the last checkpoint began to write pages.
+    noted: Vec<PageId>,
+}
+
 /// What a log has to know of its store.
 #[derive(Debug)]
 pub(crate) struct LogSetup {
     /// A checkpoint is due when the log has so many bytes.
     pub bytes_per_cut: u64,
+    /// How often a paced checkpoint waits for changes before it writes its next pages.
+    pub pauses: u32,
     /// The length of a tree's page.
     pub page_frames: u32,
     pub maps: MapPlaces,
@@ -187,7 +201,7 @@ impl RedoLog {
         begin: u64,
         cut: u64,
         pending: PendingPages,
-        LogSetup { bytes_per_cut, page_frames, maps }: LogSetup,
+        LogSetup { bytes_per_cut, pauses, page_frames, maps }: LogSetup,
     ) -> RedoLog {
         let first = log.end().0.wrapping_add(begin);
         RedoLog {
@@ -202,10 +216,12 @@ impl RedoLog {
             repairs: Mutex::default(),
             newest: AtomicU64::new(first - 1),
             bytes_per_cut,
+            pauses,
             bytes_per_change: bytes_per_change(u64::from(page_frames) * PAGE_SIZE as u64),
             page_frames,
             promised: AtomicU64::new(0),
             maps: Mutex::new(maps),
+            waiting: AtomicU64::new(0),
             hold: Mutex::default(),
             places_held: AtomicU64::new(u64::MAX),
             cut_signal: CutSignal::default(),
@@ -341,7 +357,34 @@ impl RedoLog {
         self.bytes_since_cut() > self.bytes_per_cut / 2
     }
 
-    fn bytes_since_cut(&self) -> u64 {
+    /// The bytes of log that a checkpoint in the background takes its time for. The last quarter,
+    /// before the next one is due, is for its sync, and for changes that become more.
+    pub(crate) fn bytes_per_paced_cut(&self) -> u64 {
+        self.bytes_per_cut / 4 * 3
+    }
+
+    /// Locks the places of free maps, which a checkpoint holds from its cut to its end. A
+    /// checkpoint that this thread waits for writes as fast as it can.
+    pub(crate) fn lock_maps(&self) -> MutexGuard<'_, MapPlaces> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let maps = lock(&self.maps);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        maps
+    }
+
+    /// Whether a checkpoint has noted its cut, and has not ended or has failed.
+    #[cfg(test)]
+    pub(crate) fn is_cut_under_way(&self) -> bool {
+        self.newest_cut() > self.trimmed.load(Ordering::Acquire)
+    }
+
+    /// Whether threads wait for the checkpoint that is under way.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// The bytes that the log has from the newest cut on.
+    pub(crate) fn bytes_since_cut(&self) -> u64 {
         // The cut first: another thread may make the end of now the cut.
         let cut = self.cut.load(Ordering::Acquire);
         self.end() - cut
@@ -372,12 +415,21 @@ impl RedoLog {
         Ok(())
     }
 
-    /// The caller is about to write the checkpoint of this cut. It waits for repairs that are under
-    /// way, whose pages are dirty then. From now on repairs need no record before the cut: the log
-    /// may trim those, and a crash must find the image of each page that may be written.
-    pub(crate) fn repair_from(&self, cut: u64) {
+    /// From now on the log notes which pages are repaired. The caller is about to write the pages
+    /// of a checkpoint; those that were repaired before are dirty.
+    pub(crate) fn note_repairs(&self) {
+        lock(&self.repairs).noted.clear();
+    }
+
+    /// The caller has written the pages of the checkpoint of this cut. From now on repairs need no
+    /// record before the cut: the log may trim those, and a crash must find the image of each page
+    /// that may be written. Returns the pages that were repaired meanwhile, which the checkpoint
+    /// has to write as well. Waits for repairs that are under way, whose pages are dirty then.
+    pub(crate) fn repair_from(&self, cut: u64) -> Vec<PageId> {
         let cut = Lsn(cut.wrapping_sub(self.begin));
-        *lock(&self.repairs) = Some(ChangedSince::new(self.page_frames, cut));
+        let mut repairs = lock(&self.repairs);
+        repairs.changed = Some(ChangedSince::new(self.page_frames, cut));
+        std::mem::take(&mut repairs.noted)
     }
 
     /// Whether a page is pending: the file does not have it as it is.
@@ -408,18 +460,23 @@ impl RedoLog {
         }
         let mut repairs = lock(&self.repairs);
         let cut = Lsn(self.trimmed.load(Ordering::Acquire).wrapping_sub(self.begin));
-        let changed = repairs.get_or_insert_with(|| ChangedSince::new(self.page_frames, cut));
-        changed.repair(&self.log, self.begin, page, bytes)
+        let new = || ChangedSince::new(self.page_frames, cut);
+        let changed = repairs.changed.get_or_insert_with(new);
+        let is_repaired = changed.repair(&self.log, self.begin, page, bytes)?;
+        if is_repaired {
+            repairs.noted.push(page.id);
+        }
+        Ok(is_repaired)
     }
 
-    /// Whether a backup is under way. The caller has the lock of [`maps`](Self::maps), so none
+    /// Whether a backup is under way. The caller has [locked the maps](Self::lock_maps), so none
     /// begins meanwhile.
     pub(crate) fn is_held(&self, _maps: &MapPlaces) -> bool {
         lock(&self.hold).is_some()
     }
 
     /// Begins to copy the records from the cut `from` on to a file, before they are trimmed. The
-    /// caller has the lock of [`maps`](Self::maps), so no checkpoint trims meanwhile.
+    /// caller has [locked the maps](Self::lock_maps), so no checkpoint trims meanwhile.
     ///
     /// # Errors
     /// [`Error::InUse`] if another backup is under way.

@@ -245,6 +245,30 @@ mod tests {
         assert_eq!(core.pages.pool.dirty_pages(), 0);
     }
 
+    /// The page was clean when the checkpoint looked for dirty ones.
+    #[test]
+    fn a_checkpoint_writes_what_is_repaired_while_it_writes_pages() {
+        let (log, memory) = (new_log(), Arc::new(MemoryDevice::new()));
+        let device = Arc::new(HookedDevice::new(memory.clone()));
+        let store = filled_store(&device, &log);
+        let (core, tree) = (store.core.clone(), store.tree("tree").unwrap());
+        let (damaged, writes) = (memory.clone(), Arc::new(AtomicU64::new(0)));
+        let counted = writes.clone();
+        device.set_hook(move |call| {
+            if matches!(call, Call::Write(_)) && counted.fetch_add(1, Ordering::SeqCst) == 0 {
+                assert!(damage_nodes(&damaged).len() > 500);
+                let tree = tree.clone();
+                let read = move || tree.contains(&(ENTRIES / 2).to_be_bytes());
+                assert!(thread::spawn(read).join().unwrap().unwrap());
+            }
+        });
+        let redo_log = core.pages.redo_log.as_ref().unwrap();
+        core.pages.cut_log_if(redo_log, |_| true).unwrap();
+        device.clear_hook();
+        assert!(writes.load(Ordering::SeqCst) > 0 && store.pool_stats().repairs > 0);
+        assert_eq!(core.pages.pool.dirty_pages(), 0);
+    }
+
     /// The place of a freed page may have other contents, of which no record tells yet.
     #[test]
     fn a_freed_page_is_not_made_anew() {
@@ -261,7 +285,7 @@ mod tests {
         let left = before.iter().filter(|page| made(***page)).count();
         assert!(left < 10, "{left}");
         // A checkpoint will need none of them.
-        redo_log.repair_from(redo_log.end());
+        assert!(!redo_log.repair_from(redo_log.end()).is_empty());
         assert!(!before.iter().any(|page| made(**page)));
     }
 }

@@ -192,7 +192,7 @@ impl Store {
         // In this order, changes go on while this thread waits for a checkpoint.
         let checkpoints = self.core.checkpoint_lock();
         let log = self.core.pages.redo_log.as_ref();
-        let maps = log.map(|log| lock(&log.maps));
+        let maps = log.map(|log| log.lock_maps());
         let freeze = self.core.pages.freeze()?;
         let pool = &self.core.pages.pool;
         // These pages are neither in use nor lost: pages that were freed while a reader or a

@@ -354,7 +354,7 @@ impl StoreCore {
         // free map and the records from the cut on would not fit together. The checkpoint can
         // freeze the gate as well, so it does not wait for this thread.
         let log = self.pages.redo_log.as_ref();
-        let mut maps = log.map(|log| lock(&log.maps));
+        let mut maps = log.map(|log| log.lock_maps());
         // Also without dropped trees: the change has the checkpoint write the free map again, and
         // the map may be what keeps the file long.
         if let Ok(change) = self.pages.change_frozen(freeze) {

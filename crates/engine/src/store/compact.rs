@@ -39,7 +39,6 @@ use crate::store::Store;
 use crate::store::callback::refuse_in_callback;
 use crate::store::core::StoreCore;
 use crate::store::cut::end_of;
-use crate::sync::lock;
 use crate::tree::{Access, CATALOG, Limit, Moves};
 
 /// The most passes.
@@ -264,7 +263,7 @@ impl Compaction<'_, '_> {
     fn map_places(&self) -> Vec<PageRef> {
         match &self.store.core.pages.redo_log {
             Some(log) => {
-                let maps = lock(&log.maps);
+                let maps = log.lock_maps();
                 [&maps.newest[..], &maps.next].concat()
             }
             None => self.store.core.checkpoint_lock().places().to_vec(),

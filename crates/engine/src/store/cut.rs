@@ -6,6 +6,15 @@
 //! last a header in use with what it noted. The log may then reuse the room of the records before
 //! the cut: all that they say is in the file.
 //!
+//! Most checkpoints are written by a thread (`store/cutter.rs`), while half of the log is empty and
+//! no change waits. They are paced: the part of its pages that such a checkpoint has written
+//! follows the part of that half that changes have used, so that commits do not find the device
+//! busy with all these pages at once. It goes on at full pace when a thread waits for it, and at a slow one
+//! when there are no changes.
+//!
+//! The pages are written in the order of the file, and not the oldest first: the log gives back the
+//! records before the cut, all at once, and not before all these pages are written.
+//!
 //! After a crash, the header's free map and the records from its cut on describe the store. So the
 //! free map of a header must stay as it is until the next header is durable. There are two sets of
 //! places for free maps, which take turns. In the map of a cut, the places of the other set count
@@ -27,11 +36,27 @@ use crate::store::free_map::{self, FileMap, FreeMap};
 use crate::store::gate::Freeze;
 use crate::store::header::Header;
 use crate::store::pages::PageStore;
-use crate::sync::lock;
+
+/// The pages that a paced checkpoint writes at once: 256 KiB, if they have one frame.
+const PACED_PAGES: usize = 64;
+
+/// How long a paced checkpoint waits for changes before it writes its next pages all the same. With
+/// [`PAUSES`] of these, it writes some 12 MiB/s where there are none.
+const PAUSE: Duration = Duration::from_millis(1);
+pub(crate) const PAUSES: u32 = 20;
 
 /// How often a change asks for room in a full log while other changes have some.
 const ROOM_TRIES: u32 = 1000;
 const ROOM_PAUSE: Duration = Duration::from_millis(1);
+
+/// How fast a checkpoint writes its pages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Pace {
+    /// As fast as it can.
+    Full,
+    /// As fast as changes use the room that they have in the log.
+    Changes,
+}
 
 /// What a cut has noted.
 struct Cut {
@@ -84,11 +109,20 @@ impl PageStore {
         self.cut_log_if(log, RedoLog::is_cut_due)
     }
 
+    /// The same, by a thread of the store for which no change waits.
+    pub(crate) fn cut_log_in_background(&self, log: &RedoLog) -> Result<()> {
+        let mut maps = log.lock_maps();
+        match log.is_cut_due() {
+            true => self.write_cut(log, &mut maps, Pace::Changes),
+            false => Ok(()),
+        }
+    }
+
     /// The same, if the log is as long as `is_long` asks.
     pub(crate) fn cut_log_if(&self, log: &RedoLog, is_long: fn(&RedoLog) -> bool) -> Result<()> {
-        let mut maps = lock(&log.maps);
+        let mut maps = log.lock_maps();
         match is_long(log) {
-            true => self.write_cut(log, &mut maps),
+            true => self.write_cut(log, &mut maps, Pace::Full),
             false => Ok(()),
         }
     }
@@ -106,10 +140,10 @@ impl PageStore {
     ) -> Result<RoomPromise<'a>> {
         for _ in 0..ROOM_TRIES {
             // While this thread holds the lock, no checkpoint has noted a cut and not trimmed yet.
-            let mut maps = lock(&log.maps);
+            let mut maps = log.lock_maps();
             let mut promised = log.promise_room(record);
             if promised.is_err() && log.can_trim() {
-                self.write_cut(log, &mut maps)?;
+                self.write_cut(log, &mut maps, Pace::Full)?;
                 promised = log.promise_room(record);
             }
             let can_trim = log.can_trim();
@@ -125,10 +159,10 @@ impl PageStore {
         Ok(log.promise_room(record)?)
     }
 
-    fn write_cut(&self, log: &RedoLog, maps: &mut MapPlaces) -> Result<()> {
+    fn write_cut(&self, log: &RedoLog, maps: &mut MapPlaces, pace: Pace) -> Result<()> {
         let cut = self.begin_cut(log, maps)?;
         let header = Header { clean: false, log: log.point(cut.lsn), ..cut.header };
-        self.write_log_cut(log, cut, header, maps)?;
+        self.write_log_cut(log, cut, header, maps, pace)?;
         // The pages for which the log had no room before.
         self.try_reclaim_unlinked();
         Ok(())
@@ -146,12 +180,12 @@ impl PageStore {
     /// Writes a checkpoint, from which a backup begins: all pages are in the file, in the state of
     /// the cut or a newer one. From the cut on, records are copied to `records`, an empty file.
     pub(crate) fn cut_for_backup(&self, log: &Arc<RedoLog>, records: File) -> Result<BackupCut> {
-        let mut maps = lock(&log.maps);
+        let mut maps = log.lock_maps();
         let cut = self.begin_cut(log, &mut maps)?;
         let held = log.begin_hold(cut.lsn, records)?;
         let header = Header { clean: false, log: log.point(cut.lsn), ..cut.header };
         let space = decode_space(cut.map.clone())?;
-        self.write_log_cut(log, cut, header, &mut maps)?;
+        self.write_log_cut(log, cut, header, &mut maps, Pace::Full)?;
         let header = Header { sequence: self.file.header().sequence, ..header };
         // All pages of the cut are in the file.
         let under_way = Some(self.file.changes.begin(&space));
@@ -194,7 +228,7 @@ impl PageStore {
             log: log.point(cut.lsn),
             ..cut.header
         };
-        self.write_log_cut(log, cut, header, maps)?;
+        self.write_log_cut(log, cut, header, maps, Pace::Full)?;
         // Only now: the header before this one needs the file's whole length. No error: the header
         // is clean, so no later change may rely on the log.
         if let Err(error) = self.pool.trim_to(header.file_pages) {
@@ -212,7 +246,7 @@ impl PageStore {
         // After this, the places that wait for the log are free.
         self.try_reclaim_unlinked();
         self.sync_log(log)?;
-        let mut maps = lock(&log.maps);
+        let mut maps = log.lock_maps();
         if log.is_held(&maps) {
             return Ok(false);
         }
@@ -236,7 +270,7 @@ impl PageStore {
             if is_planted(StoreBug::EarlyEnd) {
                 self.pool.trim_to(file_pages)?;
             }
-            self.write_log_cut(log, cut, header, &mut maps)?;
+            self.write_log_cut(log, cut, header, &mut maps, Pace::Full)?;
             // While this thread holds the lock, no checkpoint notes the length of the file.
             self.pool.trim_to(file_pages)?;
             if self.goal() >= end_of(&maps.next) {
@@ -314,6 +348,7 @@ impl PageStore {
         cut: Cut,
         header: Header,
         maps: &mut MapPlaces,
+        pace: Pace,
     ) -> Result<()> {
         // The log gives up the records before the cut, and repairs do without them.
         self.redo_pending(log)?;
@@ -321,8 +356,9 @@ impl PageStore {
         if is_planted(StoreBug::EarlyHeader) {
             self.file.write_cut(header)?;
         }
-        log.repair_from(cut.lsn);
-        self.pool.write_dirty()?;
+        log.note_repairs();
+        self.write_pages_of_cut(log, pace)?;
+        self.pool.write_pages(&log.repair_from(cut.lsn))?;
         let changes_len = cut.map.changes_len;
         let mut map = cut.map.encode();
         if let Some(len) = changes_len {
@@ -343,6 +379,29 @@ impl PageStore {
         Ok(())
     }
 
+    /// Writes the pages that are dirty now.
+    fn write_pages_of_cut(&self, log: &RedoLog, pace: Pace) -> Result<()> {
+        let pages = self.pool.pages_to_write()?;
+        if pace == Pace::Full {
+            return Ok(self.pool.write_pages(&pages)?);
+        }
+        // Whether changes have used as large a part of their room as this is of the pages.
+        let have_used = |share: usize| {
+            let bytes = u128::from(log.bytes_per_paced_cut()) * share as u128;
+            u128::from(log.bytes_since_cut()) * pages.len() as u128 >= bytes
+        };
+        for (batch, written) in pages.chunks(PACED_PAGES).zip((0..).step_by(PACED_PAGES)) {
+            let is_early = || !log.is_awaited() && !have_used(written);
+            for _ in 0..log.pauses {
+                if !is_early() || !log.cut_signal.pause(PAUSE) {
+                    break;
+                }
+            }
+            self.pool.write_pages(batch)?;
+        }
+        Ok(())
+    }
+
     /// The current free map, in which `places` are free as well, for a checkpoint.
     pub(crate) fn free_map(&self, places: &[PageRef]) -> FreeMap {
         let (space, mut given_back) = self.pool.snapshot_space();
@@ -355,6 +414,7 @@ impl PageStore {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::ControlFlow;
     use std::sync::Arc;
     use std::thread;
     use std::time::Duration;
@@ -364,8 +424,9 @@ mod tests {
     use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
     use vellum_testing::patience::eventually;
 
-    use crate::sync::lock;
-    use crate::{Options, Store};
+    use super::PACED_PAGES;
+    use crate::redo::log::RedoLog;
+    use crate::{BackupOptions, Options, Store};
 
     fn options() -> Options {
         let segments = SimulatedOptions { segments: 64, segment_blocks: 16, ..Default::default() };
@@ -376,6 +437,110 @@ mod tests {
             cut_in_background: false,
             ..Options::new().pool_bytes(1 << 20)
         }
+    }
+
+    /// A paced checkpoint of some 1,000 pages, which waits for changes without end.
+    struct Paced {
+        device: Arc<FaultyDevice<Arc<MemoryDevice>>>,
+        store: Store,
+        /// The room that changes have before the checkpoint ends.
+        room: u64,
+    }
+
+    impl Paced {
+        fn begin() -> Paced {
+            let segments =
+                SimulatedOptions { segments: 64, segment_blocks: 64, ..Default::default() };
+            let options = Options {
+                log: Some(Arc::new(SimulatedDevice::new(segments))),
+                log_bytes: 8 << 20,
+                evictors: 0,
+                cut_pauses: Some(u32::MAX),
+                ..Options::new().pool_bytes(16 << 20)
+            };
+            let device = Arc::new(FaultyDevice::new(Arc::new(MemoryDevice::new()), 1).unwrap());
+            let store = Store::create_on(device.clone(), &options).unwrap();
+            store.create_tree("tree").unwrap();
+            let paced = Paced { device, store, room: 3 << 20 };
+            let before = paced.log().newest_cut();
+            let mut number = 0_u64;
+            while !paced.log().is_cut_due() {
+                paced.put(number);
+                number += 1;
+            }
+            paced.put(number);
+            eventually("the checkpoint begins", || paced.log().newest_cut() > before);
+            paced
+        }
+
+        fn log(&self) -> &RedoLog {
+            self.store.core.pages.redo_log.as_ref().unwrap()
+        }
+
+        fn put(&self, number: u64) {
+            let tree = self.store.tree("tree").unwrap();
+            let value = self.log().end().to_be_bytes().repeat(100);
+            tree.upsert(&number.to_be_bytes(), &value).unwrap();
+        }
+
+        /// Changes one entry until changes have used so many percent of their room.
+        fn use_room(&self, percent: u64) {
+            while self.log().bytes_since_cut() < self.room * percent / 100 {
+                self.put(0);
+            }
+        }
+
+        fn writes(&self) -> usize {
+            self.device.plan().counts().writes as usize
+        }
+
+        fn dirty(&self) -> usize {
+            self.store.core.pages.pool.dirty_pages()
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_in_the_background_goes_on_as_changes_do() {
+        let paced = Paced::begin();
+        eventually("the first pages are written", || paced.writes() >= PACED_PAGES);
+        let begin = paced.writes();
+        let all = begin + paced.dirty();
+        assert!(all > 8 * PACED_PAGES, "{all}");
+        for percent in [10, 30, 60] {
+            paced.use_room(percent);
+            let share = all * percent as usize / 100;
+            eventually("pages follow changes", || paced.writes() >= share);
+            thread::sleep(Duration::from_millis(50));
+            let writes = paced.writes();
+            assert!(writes <= share + 2 * PACED_PAGES, "{writes} of {all} for {percent} %");
+        }
+        assert!(paced.log().is_cut_under_way());
+        paced.use_room(100);
+        eventually("the checkpoint ends", || !paced.log().is_cut_under_way());
+    }
+
+    /// Those who wait for a checkpoint would wait for changes without end.
+    #[test]
+    fn a_checkpoint_that_is_awaited_goes_on_at_full_pace() {
+        let folder = tempfile::tempdir().unwrap();
+        let paced = Paced::begin();
+        let to = folder.path().join("backup");
+        let mut goes_on = |_| ControlFlow::Continue(());
+        paced.store.backup(&to, &BackupOptions::new(), &mut goes_on).unwrap();
+        let paced = Paced::begin();
+        paced.store.check(&mut |_| ()).unwrap();
+        let paced = Paced::begin();
+        let tree = paced.store.tree("tree").unwrap();
+        let bytes = paced.log().end() + (16 << 20);
+        // The log has no room for so much.
+        (0..).take_while(|_| paced.log().end() < bytes).for_each(|number| {
+            tree.upsert(&u64::to_be_bytes(number), &[8; 800]).unwrap();
+        });
+        let paced = Paced::begin();
+        paced.store.close().unwrap();
+        // The last handle.
+        let paced = Paced::begin();
+        drop(paced.store);
     }
 
     /// The header that comes last replaces one that only later builds read. If it cannot be
@@ -418,7 +583,7 @@ mod tests {
         store.drop_tree("tree").unwrap();
         let (core, log) = (&store.core, store.core.pages.redo_log.as_ref().unwrap());
         thread::scope(|scope| {
-            let checkpoint = lock(&log.maps);
+            let checkpoint = log.lock_maps();
             let closing = scope.spawn(|| core.close());
             eventually("the close stops changes", || core.pages.gate.try_begin_change().is_none());
             thread::sleep(Duration::from_millis(100));

@@ -55,12 +55,14 @@ impl CutSignal {
         self.is_asked.store(false, Ordering::Release);
     }
 
-    /// Waits before a checkpoint that failed is tried again.
-    pub(crate) fn pause(&self, time: Duration) {
+    /// Waits for so long, or until the thread shall end. Returns false if it shall.
+    pub(crate) fn pause(&self, time: Duration) -> bool {
         let state = lock(&self.state);
-        if !state.ends {
-            drop(self.changed.wait_timeout(state, time));
+        if state.ends {
+            return false;
         }
+        drop(self.changed.wait_timeout(state, time));
+        true
     }
 
     /// Has the thread end.

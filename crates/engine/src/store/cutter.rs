@@ -48,7 +48,7 @@ impl Cutter {
 }
 
 fn cut(pages: &PageStore, log: &RedoLog) {
-    match catch_unwind(AssertUnwindSafe(|| pages.cut_log(log))) {
+    match catch_unwind(AssertUnwindSafe(|| pages.cut_log_in_background(log))) {
         Ok(Ok(())) => {}
         // Changes meet the error, too, if it stays: when the log is full, or at once if it has
         // poisoned the store.

@@ -22,6 +22,7 @@ use crate::redo::progress::RecoveryReport;
 use crate::redo::recover::{InMemory, Recovered, Recovery};
 use crate::redo::redoer::{RedoLimits, RedonePages};
 use crate::store::core::StoreCore;
+use crate::store::cut;
 use crate::store::file::StoreFile;
 use crate::store::free_map::FileMap;
 use crate::store::header::{AlignedPage, FORMAT_VERSION_PIECES, Header};
@@ -310,6 +311,7 @@ fn log_setup(core: &StoreCore, options: &Options) -> LogSetup {
     let newest = std::mem::take(&mut lock(&core.checkpoints).places);
     LogSetup {
         bytes_per_cut: options.log_bytes / 2,
+        pauses: options.cut_pauses.unwrap_or(cut::PAUSES),
         page_frames: core.pages.page_frames,
         maps: MapPlaces { newest, next: Vec::new() },
     }

@@ -43,6 +43,8 @@ pub struct Options {
     /// Whether a thread writes the checkpoints of a store with a log. Otherwise the change that
     /// finds one due does.
     pub(crate) cut_in_background: bool,
+    /// How often such a thread waits for changes before it writes more pages, if that is chosen.
+    pub(crate) cut_pauses: Option<u32>,
     pub(crate) on_recovery: RecoveryListener,
     /// A recovery has so many bytes of pages in memory at once, if that is chosen.
     pub(crate) recovery_bytes: Option<usize>,
@@ -73,6 +75,7 @@ impl Default for Options {
             log: None,
             log_bytes: 1 << 30,
             cut_in_background: true,
+            cut_pauses: None,
             on_recovery: RecoveryListener::default(),
             // Most pages do not fit in the memory of the recoveries of tests.
             recovery_bytes: cfg!(test).then_some(64 << 10),

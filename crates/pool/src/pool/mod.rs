@@ -191,9 +191,18 @@ impl Pool {
     /// A failed write poisons the pool, unless the disk is full. A page that was not written is
     /// still in memory and still dirty.
     pub fn write_dirty(&self) -> Result<(), PoolError> {
+        self.write_pages(&self.pages_to_write()?)
+    }
+
+    /// The pages that [`write_dirty`](Pool::write_dirty) would write now, in the order of the file,
+    /// for a caller that writes them at its own pace.
+    ///
+    /// # Errors
+    /// If the pool is poisoned or read-only.
+    pub fn pages_to_write(&self) -> Result<Vec<PageId>, PoolError> {
         self.check_writable()?;
         self.free_deferred();
-        self.write_pages(&self.core.dirty.collect())
+        Ok(self.core.dirty.collect())
     }
 
     /// Writes those of some pages that are dirty. Does not make them durable.
