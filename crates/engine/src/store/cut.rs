@@ -9,8 +9,8 @@
 //! Most checkpoints are written by a thread (`store/cutter.rs`), while half of the log is empty and
 //! no change waits. They are paced: the part of its pages that such a checkpoint has written
 //! follows the part of that half that changes have used, so that commits do not find the device
-//! busy with all these pages at once. It goes on at full pace when a thread waits for it, and at a slow one
-//! when there are no changes.
+//! busy with all these pages at once. It goes on at full pace when a thread waits for it, and at a
+//! slow one when there are no changes.
 //!
 //! The pages are written in the order of the file, and not the oldest first: the log gives back the
 //! records before the cut, all at once, and not before all these pages are written.
