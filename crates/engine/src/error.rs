@@ -266,12 +266,15 @@ pub enum Error {
     NotEmpty,
     /// The keys of a bulk load do not ascend.
     #[error(
-        "the key of entry {entry} is not greater than the key before it: sort the input and \
-         remove duplicates"
+        "the key of entry {entry}, \"{}\", is not greater than the key before it: sort the input \
+         and remove duplicates",
+        shown(key)
     )]
     NotSorted {
         /// Number of the entry, from 0.
         entry: u64,
+        /// Its key.
+        key: Vec<u8>,
     },
     /// A file that a backup or a restore makes, or needs, could not be read or written.
     #[error("{doing}: {source}")]
@@ -404,6 +407,17 @@ impl Error {
     /// The page contradicts what the store knows about it.
     pub(crate) fn damaged(page: PageRef, what: impl Into<String>) -> Error {
         Error::Damaged { page, what: what.into() }
+    }
+}
+
+/// The most bytes of a key that a message has.
+const SHOWN: usize = 64;
+
+/// The beginning of a key, for a message.
+fn shown(key: &[u8]) -> String {
+    match key.get(..SHOWN) {
+        Some(beginning) if key.len() > SHOWN => format!("{}...", beginning.escape_ascii()),
+        _ => key.escape_ascii().to_string(),
     }
 }
 

@@ -71,8 +71,8 @@ pub use store::compact::{CompactProgress, CompactReport};
 pub use store::options::Options;
 pub use store::{Limits, Store, StoreStat};
 pub use tree::{
-    BulkLoader, Cursor, Entries, ExtractIf, KeyRange, OwnedValueReader, OwnedValueWriter, Tree,
-    TreeStat, ValueReader, ValueWriter, Visit, VisitReaders,
+    BulkLoader, Cursor, Entries, ExtractIf, KeyRange, OwnedBulkLoader, OwnedValueReader,
+    OwnedValueWriter, Tree, TreeStat, ValueReader, ValueWriter, Visit, VisitReaders,
 };
 pub use txn::{
     Durability, Isolation, Savepoint, Snapshot, Transaction, TransactionOptions, ViewEntries,

@@ -72,7 +72,7 @@ fn a_bulk_load_skips_a_stream_that_fails_and_frees_its_pages_if_it_is_dropped() 
         let mut loader = tree.bulk_loader().unwrap();
         loader.push_from(b"b", &value[..]).unwrap();
         let refused = loader.push_from(b"a", &value[..]);
-        assert!(matches!(refused, Err(Error::NotSorted { entry: 1 })));
+        assert!(matches!(refused, Err(Error::NotSorted { entry: 1, .. })));
         let failed = loader.push_from(b"c", Failing(2 << 20));
         assert!(matches!(failed, Err(Error::Input(error)) if error.to_string() == "no more"));
         let long_key = vec![b'd'; store.limits().max_key + 1];

@@ -1,4 +1,5 @@
-//! Readers and writers that own a handle of their tree; writers for new keys; errors as numbers.
+//! Readers, writers and bulk loads that own a handle of their tree; writers for new keys; errors as
+//! numbers.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -6,7 +7,7 @@ mod common;
 use std::io::{Read, Seek, SeekFrom, Write};
 
 use common::{all_freed, assert_sound, bytes, memory_store, options, read};
-use vellum::{Error, OwnedValueReader, OwnedValueWriter, Store};
+use vellum::{Error, OwnedBulkLoader, OwnedValueReader, OwnedValueWriter, Store};
 
 /// Unscoped threads use the streams after all other handles were dropped.
 #[test]
@@ -14,6 +15,7 @@ fn streams_that_keep_their_tree_go_anywhere() {
     fn is_send<T: Send + Sync + 'static>() {}
     is_send::<OwnedValueReader>();
     is_send::<OwnedValueWriter>();
+    is_send::<OwnedBulkLoader>();
     let (_, store) = memory_store(64, 1);
     let tree = store.create_tree("t").unwrap();
     let value = bytes(1 << 20, 1);
@@ -71,6 +73,54 @@ fn a_closed_store_has_streams_that_say_so() {
     assert!(matches!(tree.into_reader(b"k"), Err(Error::Closed)));
     drop(readers);
     assert_eq!(again.tree("t").unwrap().stat().unwrap().entries, 3);
+    assert_sound(&again);
+}
+
+/// A thread without a scope loads after all other handles were dropped.
+#[test]
+fn a_load_that_keeps_its_tree_goes_anywhere() {
+    let (_, store) = memory_store(64, 1);
+    let tree = store.create_tree("t").unwrap();
+    let mut loader = tree.clone().into_bulk_loader().unwrap();
+    drop(tree);
+    let value = bytes(1 << 20, 1);
+    let text = value.clone();
+    let loaded = std::thread::spawn(move || {
+        loader.push(b"a", b"1").unwrap();
+        assert!(matches!(loader.push(b"a", b"2"), Err(Error::NotSorted { entry: 1, .. })));
+        assert!(matches!(loader.push(b"b", &text), Err(Error::ValueTooLong { .. })));
+        loader.push_from(b"b", &text[..]).unwrap();
+        loader.finish().unwrap()
+    });
+    assert_eq!(loaded.join().unwrap(), 2);
+    let tree = store.tree("t").unwrap();
+    assert!(read(&tree, b"a") == b"1" && read(&tree, b"b") == value);
+    assert!(matches!(tree.into_bulk_loader(), Err(Error::NotEmpty)));
+    assert_sound(&store);
+}
+
+#[test]
+fn a_closed_store_has_loads_that_say_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = Store::create(&path, &options(64, 1)).unwrap();
+    let tree = store.create_tree("t").unwrap();
+    let load = || {
+        let mut loader = tree.clone().into_bulk_loader().unwrap();
+        loader.push(b"a", b"1").unwrap();
+        loader.push_from(b"b", &bytes(1 << 20, 1)[..]).unwrap();
+        loader
+    };
+    let (mut late, finished, _dropped) = (load(), load(), load());
+    store.close().unwrap();
+    let again = Store::open(&path, &options(64, 1)).unwrap();
+    assert!(matches!(late.push(b"c", b"3"), Err(Error::Closed)));
+    assert!(matches!(late.push_from(b"c", &b"3"[..]), Err(Error::Closed)));
+    let error = finished.finish().unwrap_err();
+    assert!(matches!(error, Error::Closed), "{error:?}");
+    assert!(matches!(tree.into_bulk_loader(), Err(Error::Closed)));
+    drop(late);
+    assert_eq!(again.tree("t").unwrap().stat().unwrap().entries, 0);
     assert_sound(&again);
 }
 

@@ -20,10 +20,11 @@ fn bulk_loading_gives_the_same_tree_and_refuses_what_it_must() {
 
     let swapped = [(b"b", b"1"), (b"a", b"2")];
     let error = tree.bulk_load(swapped).unwrap_err();
-    assert!(matches!(error, Error::NotSorted { entry: 1 }), "{error}");
+    assert!(matches!(&error, Error::NotSorted { entry: 1, key } if key == b"a"), "{error}");
+    assert!(error.to_string().contains("entry 1, \"a\","), "{error}");
     let duplicate = entries.iter().cloned().chain([(b"x-large".to_vec(), vec![])]);
     let error = tree.bulk_load(duplicate).unwrap_err();
-    assert!(matches!(error, Error::NotSorted { entry: 30_001 }), "{error}");
+    assert!(matches!(error, Error::NotSorted { entry: 30_001, .. }), "{error}");
     assert_eq!(tree.stat().unwrap().entries, 0);
     all_freed(&store);
     assert_eq!(store.stat().unwrap().used_pages, used, "a failed load gives its pages back");

@@ -134,7 +134,9 @@ fn a_bulk_load_lets_others_go_on_while_its_input_comes() {
         let error = tree.try_bulk_load(sorted).unwrap_err();
         match drops {
             true => assert!(matches!(error, vellum::Error::NoSuchTree(_)), "{error}"),
-            false => assert!(matches!(error, vellum::Error::NotSorted { entry: 2999 }), "{error}"),
+            false => {
+                assert!(matches!(error, vellum::Error::NotSorted { entry: 2999, .. }), "{error}");
+            }
         }
         drop(tree);
         if !drops {

@@ -140,7 +140,7 @@ impl<'a> BulkLoader<'a> {
 
     fn check_order(&self, key: &[u8]) -> Result<()> {
         match self.last_key().is_some_and(|last| key <= last) {
-            true => Err(Error::NotSorted { entry: self.builder.entries() }),
+            true => Err(Error::NotSorted { entry: self.builder.entries(), key: key.to_vec() }),
             false => Ok(()),
         }
     }

@@ -38,7 +38,7 @@ pub(crate) use group::init;
 pub use handle::Tree;
 pub(crate) use lookup::Target;
 pub(crate) use move_pages::{Limit, Moves};
-pub use owned_streams::{OwnedValueReader, OwnedValueWriter};
+pub use owned_streams::{OwnedBulkLoader, OwnedValueReader, OwnedValueWriter};
 pub use remove_many::ExtractIf;
 pub use salvage::{Visit, VisitReaders};
 pub use scan::{Cursor, Entries, KeyRange};

@@ -1,10 +1,11 @@
-//! Readers and writers of values that own a handle of their tree, for callers that cannot borrow
-//! the tree: objects of other languages, tasks, threads without a scope.
+//! Readers and writers of values, and bulk loads, that own a handle of their tree, for callers that
+//! cannot borrow the tree: objects of other languages, tasks, threads without a scope.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use self_cell::self_cell;
 
+use super::BulkLoader;
 use super::handle::Tree;
 use super::streams::{ValueReader, ValueWriter};
 use crate::error::{Error, Result};
@@ -26,6 +27,18 @@ self_cell!(
         owner: Tree,
         #[not_covariant]
         dependent: Writer,
+    }
+
+    impl {Debug}
+);
+
+type Loader<'a> = Option<BulkLoader<'a>>;
+
+self_cell!(
+    struct LoaderAndTree {
+        owner: Tree,
+        #[not_covariant]
+        dependent: Loader,
     }
 
     impl {Debug}
@@ -59,6 +72,15 @@ impl Tree {
     pub fn into_writer(self, key: &[u8]) -> Result<OwnedValueWriter> {
         let writer = WriterAndTree::try_new(self, |tree| tree.writer(key).map(Some))?;
         Ok(OwnedValueWriter { writer: OwnedByProcess::new(writer), len: 0 })
+    }
+
+    /// As [`bulk_loader`](Tree::bulk_loader), but the loader owns the handle of the tree.
+    ///
+    /// # Errors
+    /// As `bulk_loader`.
+    pub fn into_bulk_loader(self) -> Result<OwnedBulkLoader> {
+        let loader = LoaderAndTree::try_new(self, |tree| tree.bulk_loader().map(Some))?;
+        Ok(OwnedBulkLoader { loader: OwnedByProcess::new(loader) })
     }
 }
 
@@ -177,5 +199,49 @@ impl Write for OwnedValueWriter {
     /// Does nothing, as [`ValueWriter`]'s `flush`.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// A [`BulkLoader`] that owns a handle of its tree, and so of the store. If the store is closed
+/// meanwhile, the space of the loaded pages is given back. The child of a fork may drop the loader,
+/// which has no effect on the parent. Created by [`Tree::into_bulk_loader`].
+#[derive(Debug)]
+pub struct OwnedBulkLoader {
+    loader: OwnedByProcess<LoaderAndTree>,
+}
+
+impl OwnedBulkLoader {
+    /// Adds the next entry, whose key must be greater than the last one.
+    ///
+    /// # Errors
+    /// As [`BulkLoader::push`]; [`Closed`](Error::Closed) once the store was closed.
+    pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.with(|loader| loader.push(key, value))
+    }
+
+    /// Adds the next entry, whose value is the rest of a stream, of any length.
+    ///
+    /// # Errors
+    /// As [`BulkLoader::push_from`]; [`Closed`](Error::Closed) once the store was closed.
+    pub fn push_from(&mut self, key: &[u8], value: impl Read) -> Result<()> {
+        self.with(|loader| loader.push_from(key, value))
+    }
+
+    /// A push of a short entry touches no page, and so would not notice that the store was closed.
+    fn with(&mut self, push: impl FnOnce(&mut BulkLoader<'_>) -> Result<()>) -> Result<()> {
+        self.loader.get()?.with_dependent_mut(|tree, loader| {
+            tree.open_access()?;
+            push(loader.as_mut().ok_or(Error::Closed)?)
+        })
+    }
+
+    /// Adds the entries to the tree. Returns their number.
+    ///
+    /// # Errors
+    /// As [`BulkLoader::finish`].
+    pub fn finish(mut self) -> Result<u64> {
+        self.loader
+            .get()?
+            .with_dependent_mut(|_, loader| loader.take().ok_or(Error::Closed)?.finish())
     }
 }

@@ -519,7 +519,7 @@ impl World {
         }
         match tree.bulk_load(sorted.iter().map(|(key, value)| (&key[..], &value[..]))) {
             Err(Error::NotEmpty) => assert!(!empty || self.tolerant),
-            Err(Error::NotSorted { entry }) => assert_eq!(entry, sorted.len() as u64 - 1),
+            Err(Error::NotSorted { entry, .. }) => assert_eq!(entry, sorted.len() as u64 - 1),
             loaded => {
                 if let Some(count) = self.accept(loaded) {
                     assert!(
