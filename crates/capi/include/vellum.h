@@ -45,10 +45,10 @@
  *
  * Handles. The caller frees each handle exactly once, with the function that ends in _close, and no
  * thread uses the handle during or after that call. Otherwise several threads may use one handle at
- * the same time; calls of one reader, writer, cursor or transaction wait for each other. A tree does
- * not need the handle of its store, and a reader, writer or cursor needs no other handle: the caller
- * may free handles in any order. vellum_store_close() ends the use of all of them: later calls with
- * the remaining handles return -ESHUTDOWN. The caller must still free those handles.
+ * the same time; calls of one reader, writer, load, cursor or transaction wait for each other. A tree
+ * does not need the handle of its store, and a reader, writer, load or cursor needs no other handle:
+ * the caller may free handles in any order. vellum_store_close() ends the use of all of them: later
+ * calls with the remaining handles return -ESHUTDOWN. The caller must still free those handles.
  *
  * Transactions. A transaction changes any number of entries of any number of trees, all or none.
  * It sees the store as it was when the transaction began, with its own changes. A change outside of
@@ -64,6 +64,17 @@
  *             error = vellum_transaction_commit(transaction);
  *         vellum_transaction_close(transaction);
  *     } while (error == -EAGAIN);
+ *
+ * Bulk loads. A load is the fastest way to fill an empty tree. It takes the entries in the order of
+ * the bytes of their keys, writes every page once, and full, and keeps the entries out of the log:
+ *
+ *     vellum_load *load = NULL;
+ *     error = vellum_load_open(tree, &load);
+ *     while (!error && next_film(films, &film))
+ *         error = vellum_load_add(load, film.title, strlen(film.title), film.bytes, film.length);
+ *     if (!error)
+ *         error = vellum_load_finish(load);
+ *     vellum_load_close(load);
  *
  * Backups. A backup is a copy of the store that is a store itself. It is made while threads use the
  * store. An increment has what changed since a backup; vellum_restore() joins both.
@@ -88,7 +99,7 @@
  * durable. With VELLUM_NO_LOG: if a process changes a store after its last vellum_store_sync() and is
  * then killed, or ends by _exit(), the store is unclean, and an unclean store does not open
  * (-EUCLEAN). The child of a fork must not use the handles of its parent. It may free readers,
- * writers, cursors, snapshots and transactions; the parent keeps its own.
+ * writers, loads, cursors, snapshots and transactions; the parent keeps its own.
  *
  * Keys have up to some thousand bytes, and the empty key is a key; values have up to 2^48 bytes.
  * Linux 5.10 and later, pages of 4 KiB.
@@ -114,6 +125,9 @@ typedef struct vellum_reader vellum_reader;
 
 /* Writes a value. */
 typedef struct vellum_writer vellum_writer;
+
+/* Fills an empty tree. */
+typedef struct vellum_load vellum_load;
 
 /* Changes of entries, all or none. */
 typedef struct vellum_transaction vellum_transaction;
@@ -213,7 +227,8 @@ int vellum_store_resize_pool(const vellum_store *store, uint64_t bytes);
 /*
  * Makes everything durable, ends the use of the store's trees, readers and writers, unlocks the file
  * and frees the handle. Does nothing with NULL. The call frees the handle even if it fails; then
- * changes that were not durable before may be lost. It drops the values of unfinished writers.
+ * changes that were not durable before may be lost. It drops the values of unfinished writers, and
+ * the entries of unfinished loads.
  */
 int vellum_store_close(vellum_store *store);
 
@@ -314,6 +329,49 @@ int vellum_writer_finish(const vellum_writer *writer, uint32_t flags);
  * space back.
  */
 void vellum_writer_close(vellum_writer *writer);
+
+/*
+ * Begins to fill an empty tree. vellum_load_finish() adds the entries to the tree, all of them
+ * atomically. Until then the tree stays empty, even if the process dies. Meanwhile threads may use
+ * the store, and other loads may fill the same tree: of those that are finished, the first one wins.
+ * The load keeps a page for each level of the tree in memory of its own, and some hundred bytes for
+ * each value that is longer than a quarter of the pool.
+ *
+ * -ENOTEMPTY  the tree has entries
+ */
+int vellum_load_open(const vellum_tree *tree, vellum_load **result);
+
+/*
+ * Adds an entry. Its key must come after the key of the entry before it, in the order of the bytes.
+ * The load copies both, and the value may be longer than the pool. A pointer may be NULL if its length
+ * is 0.
+ *
+ * An error ends the load: it gives its space back, and later calls, vellum_load_finish() among them,
+ * return the same error. So a program may look at the result of vellum_load_finish() alone.
+ *
+ * -EINVAL        the key is equal to the one before it, or comes before it; vellum_last_error() has
+ *                the key, and the number of the entry, from 0
+ * -ENAMETOOLONG  the key is too long
+ * -EALREADY      the load was finished
+ */
+int vellum_load_add(const vellum_load *load, const void *key, size_t key_length, const void *value,
+		    size_t value_length);
+
+/*
+ * Adds the entries to the tree. They are durable after the next vellum_store_sync(), as other
+ * changes. A load without entries changes nothing, and succeeds. The call finishes the load even if
+ * it fails; then the tree has none of its entries, and their space is given back.
+ *
+ * -ENOTEMPTY  the tree has got entries since vellum_load_open()
+ * -EALREADY   the load was finished
+ */
+int vellum_load_finish(const vellum_load *load);
+
+/*
+ * Frees a handle. Does nothing with NULL. If the load is unfinished, the call cancels it: the tree has
+ * none of its entries, and their space is given back.
+ */
+void vellum_load_close(vellum_load *load);
 
 /*
  * Makes a cursor for the entries of a range. The tree had each entry at the moment when the cursor

@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use vellum_morsel::{ClientError, Errno, Error};
 
 /// The failure of a function, in the form that C gets.
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     errno: Errno,
     message: String,
@@ -22,6 +23,11 @@ impl Failure {
 
     pub(crate) fn new(errno: Errno, message: String) -> Self {
         Self { errno, message }
+    }
+
+    /// The same failure, for calls that come after it.
+    pub(crate) fn as_earlier(&self) -> Self {
+        Self { errno: self.errno, message: format!("an earlier call failed: {}", self.message) }
     }
 
     pub(crate) fn system(doing: &str, errno: Errno) -> Self {

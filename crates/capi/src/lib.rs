@@ -12,6 +12,7 @@ mod create;
 mod cursor;
 mod daemon;
 mod dax;
+mod load;
 mod maintenance;
 mod mapping;
 mod morsel;

@@ -50,8 +50,8 @@ fn text(output: Output) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The programs. Each calls every function of a header.
-const PROGRAMS: [&str; 4] = ["aquila", "dax", "everything", "store"];
+/// The programs. Together they call every function of every header.
+const PROGRAMS: [&str; 5] = ["aquila", "dax", "everything", "load", "store"];
 const HEADERS: [&str; 4] = ["vellum.h", "vellum_aquila.h", "vellum_dax.h", "vellum_morsel.h"];
 
 /// Compiles programs and runs them.
@@ -93,7 +93,7 @@ fn programs_run_with_the_static_library() {
 fn programs_run_under_sanitizers() {
     let sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
     run_with(
-        &["aquila", "dax", "store"],
+        &["aquila", "dax", "load", "store"],
         &[&sanitizers.map(OsString::from)[..], &shared()].concat(),
     );
 }
@@ -152,6 +152,7 @@ fn types_are_the_same_in_both() {
         ("TreeHandle", "vellum_tree"),
         ("ReaderHandle", "vellum_reader"),
         ("WriterHandle", "vellum_writer"),
+        ("LoadHandle", "vellum_load"),
         ("TransactionHandle", "vellum_transaction"),
         ("SnapshotHandle", "vellum_snapshot"),
         ("CursorHandle", "vellum_cursor"),
@@ -183,7 +184,7 @@ fn types_are_the_same_in_both() {
     let mut declarations = Vec::new();
     builder.generate().unwrap().write(&mut declarations);
     let declarations = String::from_utf8(declarations).unwrap();
-    assert!(declarations.matches("vellum_").count() >= 108, "{declarations}");
+    assert!(declarations.matches("vellum_").count() >= 112, "{declarations}");
     let includes = HEADERS.map(|header| format!("#include \"{header}\"\n")).concat();
     std::fs::write(&source, includes + &declarations).unwrap();
     run(compiler("cc").args(WARNINGS).arg("-fsyntax-only").arg(source));
