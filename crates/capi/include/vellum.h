@@ -138,6 +138,9 @@ typedef struct vellum_snapshot vellum_snapshot;
 /* A position among the entries of a range. */
 typedef struct vellum_cursor vellum_cursor;
 
+/* The values of keys that were looked up together. */
+typedef struct vellum_values vellum_values;
+
 /* Where other processes ask this one to back its store up, or to compact it. */
 typedef struct vellum_control_socket vellum_control_socket;
 
@@ -182,11 +185,11 @@ struct vellum_range {
 	uint32_t reserved; /* 0 */
 };
 
-/* An entry, in memory of its cursor. */
+/* An entry, in memory of its cursor. In a lookup of many keys, the caller's key, and its value. */
 struct vellum_entry {
 	const void *key;
 	size_t key_length;
-	const void *value; /* NULL: too long for the pool; see vellum_cursor_next() */
+	const void *value; /* may be NULL: see vellum_cursor_next() and vellum_tree_multi_get() */
 	size_t value_length;
 };
 
@@ -259,6 +262,30 @@ int vellum_tree_put(const vellum_tree *tree, const void *key, size_t key_length,
  * -ENODATA  there is no such key
  */
 int vellum_tree_remove(const vellum_tree *tree, const void *key, size_t key_length);
+
+/*
+ * Looks up the keys of `count` entries together, and gives each entry its value. Pages that are not
+ * in memory are read at the same time, so this is faster than one lookup after the other. The keys may
+ * be in any order, and there may be duplicates. Each value is one that its key had during the call.
+ *
+ *     struct vellum_entry films[2] = { { "Metropolis", 10 }, { "Nosferatu", 9 } };
+ *     vellum_values *values;
+ *     error = vellum_tree_multi_get(tree, films, 2, &values);
+ *     if (!error) {
+ *         ...
+ *         vellum_values_close(values);
+ *     }
+ *
+ * The bytes of the values are copies, and stay valid until vellum_values_close(), also if the store is
+ * closed before. An empty value is not NULL. A value that is NULL with a length of 0 means that the
+ * tree has no such key. A value that is longer than a quarter of the pool is NULL, too, and its length
+ * is there: a reader reads it.
+ */
+int vellum_tree_multi_get(const vellum_tree *tree, struct vellum_entry *entries, size_t count,
+			  vellum_values **result);
+
+/* Frees a handle. Does nothing with NULL. The bytes of the values are gone. */
+void vellum_values_close(vellum_values *values);
 
 /*
  * Begins to read the value of a key. The reader keeps the value that the key has now, even if a
@@ -424,6 +451,10 @@ int vellum_snapshot_open(const vellum_store *store, vellum_snapshot **result);
 int vellum_snapshot_get(const vellum_snapshot *snapshot, const vellum_tree *tree, const void *key,
 			size_t key_length, void *buffer, size_t length, size_t *value_length);
 
+/* As vellum_tree_multi_get(), but the values are those that the snapshot sees. */
+int vellum_snapshot_multi_get(const vellum_snapshot *snapshot, const vellum_tree *tree,
+			      struct vellum_entry *entries, size_t count, vellum_values **result);
+
 /*
  * Makes a cursor for the entries of a range, as the snapshot sees them. The cursor keeps the view of
  * the snapshot, also if the snapshot is closed before it. It reads up to 1 MiB of entries at a time
@@ -455,6 +486,15 @@ int vellum_transaction_begin(const vellum_store *store, uint32_t flags,
 int vellum_transaction_get(const vellum_transaction *transaction, const vellum_tree *tree,
 			   const void *key, size_t key_length, void *buffer, size_t length,
 			   size_t *value_length);
+
+/*
+ * As vellum_tree_multi_get(), but the values are those that the transaction sees.
+ *
+ * -EALREADY  the transaction has ended
+ */
+int vellum_transaction_multi_get(const vellum_transaction *transaction, const vellum_tree *tree,
+				 struct vellum_entry *entries, size_t count,
+				 vellum_values **result);
 
 /*
  * Gives a key a value. Other threads see it after the commit. Flag: VELLUM_NEW.

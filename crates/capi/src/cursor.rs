@@ -17,6 +17,7 @@ use vellum_morsel::Errno;
 
 use crate::call::{Failure, Outcome, Place, call, given};
 use crate::range::{Bounds, CRange, bounds};
+use crate::raw::CEntry;
 use crate::snapshot::SnapshotHandle;
 use crate::store::TreeHandle;
 use crate::transaction::{Shared, TransactionHandle};
@@ -25,16 +26,6 @@ use crate::view::View;
 /// `vellum_cursor`.
 #[derive(Debug)]
 pub struct CursorHandle(Mutex<Scan>);
-
-/// `struct vellum_entry`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct CEntry {
-    key: *const c_void,
-    key_length: usize,
-    value: *const c_void,
-    value_length: usize,
-}
 
 self_cell!(
     struct TreeCursor {

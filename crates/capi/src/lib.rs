@@ -23,4 +23,5 @@ mod snapshot;
 mod store;
 mod transaction;
 mod types;
+mod values;
 mod view;

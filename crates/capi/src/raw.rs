@@ -10,6 +10,16 @@ use vellum_morsel::Errno;
 
 use crate::call::{Failure, Outcome};
 
+/// `struct vellum_entry`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct CEntry {
+    pub(crate) key: *const c_void,
+    pub(crate) key_length: usize,
+    pub(crate) value: *const c_void,
+    pub(crate) value_length: usize,
+}
+
 /// A string that must not be NULL.
 fn string<'a>(string: *const c_char, what: &str) -> Outcome<&'a CStr> {
     if string.is_null() {
@@ -57,6 +67,37 @@ pub(crate) fn bytes<'a>(begin: *const c_void, length: usize) -> Outcome<&'a [u8]
     // SAFETY: the pointer is not NULL, and the header asks for this many bytes that no thread
     // changes during the call; nothing keeps them longer.
     Ok(unsafe { std::slice::from_raw_parts(begin.cast(), length) })
+}
+
+/// The keys of entries whose values the call will write.
+pub(crate) fn keys<'a>(begin: *const CEntry, count: usize) -> Outcome<Vec<&'a [u8]>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    if begin.is_null() || count > isize::MAX as usize / size_of::<CEntry>() {
+        return Err(Failure::argument("the entries are NULL, or too many"));
+    }
+    let keys = (0..count).map(|at| {
+        // SAFETY: the pointer is not NULL, and the header asks for this many entries with keys. The
+        // caller may have left their values as they were, so no reference to an entry may exist.
+        let (key, length) = unsafe { ((*begin.add(at)).key, (*begin.add(at)).key_length) };
+        bytes(key, length)
+    });
+    keys.collect()
+}
+
+/// Writes the values of as many entries as [`keys`] has read.
+pub(crate) fn set_values(
+    begin: *mut CEntry,
+    values: impl ExactSizeIterator<Item = (*const c_void, usize)>,
+) {
+    for (at, (value, length)) in values.enumerate() {
+        // SAFETY: `keys` has read the entry there, and only this call uses it.
+        unsafe {
+            (*begin.add(at)).value = value;
+            (*begin.add(at)).value_length = length;
+        }
+    }
 }
 
 /// Bytes that the call writes.

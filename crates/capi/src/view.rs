@@ -11,6 +11,12 @@ use crate::store::{no_key, of_stream};
 pub(crate) trait View {
     fn value<'t>(&'t self, tree: &'t Tree, key: &[u8]) -> Result<Option<Value<'t>>, Error>;
 
+    fn values<'t>(
+        &'t self,
+        tree: &'t Tree,
+        keys: &[&[u8]],
+    ) -> Result<Vec<Option<Value<'t>>>, Error>;
+
     fn reader<'t>(&'t self, tree: &'t Tree, key: &[u8]) -> Result<Option<ValueReader<'t>>, Error>;
 
     fn entries<'t>(
@@ -28,6 +34,14 @@ macro_rules! view {
         $(impl View for $type {
             fn value<'t>(&'t self, tree: &'t Tree, key: &[u8]) -> Result<Option<Value<'t>>, Error> {
                 self.get(tree, key)
+            }
+
+            fn values<'t>(
+                &'t self,
+                tree: &'t Tree,
+                keys: &[&[u8]],
+            ) -> Result<Vec<Option<Value<'t>>>, Error> {
+                self.multi_get(tree, keys)
             }
 
             fn reader<'t>(

@@ -51,7 +51,7 @@ fn text(output: Output) -> String {
 }
 
 /// The programs. Together they call every function of every header.
-const PROGRAMS: [&str; 5] = ["aquila", "dax", "everything", "load", "store"];
+const PROGRAMS: [&str; 5] = ["aquila", "bulk", "dax", "everything", "store"];
 const HEADERS: [&str; 4] = ["vellum.h", "vellum_aquila.h", "vellum_dax.h", "vellum_morsel.h"];
 
 /// Compiles programs and runs them.
@@ -93,7 +93,7 @@ fn programs_run_with_the_static_library() {
 fn programs_run_under_sanitizers() {
     let sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
     run_with(
-        &["aquila", "dax", "load", "store"],
+        &["aquila", "bulk", "dax", "store"],
         &[&sanitizers.map(OsString::from)[..], &shared()].concat(),
     );
 }
@@ -156,6 +156,7 @@ fn types_are_the_same_in_both() {
         ("TransactionHandle", "vellum_transaction"),
         ("SnapshotHandle", "vellum_snapshot"),
         ("CursorHandle", "vellum_cursor"),
+        ("ValuesHandle", "vellum_values"),
         ("ControlSocketHandle", "vellum_control_socket"),
         ("CStoreOptions", "vellum_store_options"),
         ("CRange", "vellum_range"),
@@ -184,7 +185,7 @@ fn types_are_the_same_in_both() {
     let mut declarations = Vec::new();
     builder.generate().unwrap().write(&mut declarations);
     let declarations = String::from_utf8(declarations).unwrap();
-    assert!(declarations.matches("vellum_").count() >= 112, "{declarations}");
+    assert!(declarations.matches("vellum_").count() >= 116, "{declarations}");
     let includes = HEADERS.map(|header| format!("#include \"{header}\"\n")).concat();
     std::fs::write(&source, includes + &declarations).unwrap();
     run(compiler("cc").args(WARNINGS).arg("-fsyntax-only").arg(source));

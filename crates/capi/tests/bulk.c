@@ -1,4 +1,7 @@
-/* Every function of loads of vellum.h, on stores in the current folder; prints "ok" at the end. */
+/*
+ * The functions of vellum.h for many entries at a time: loads, and lookups of many keys. On stores in the
+ * current folder; prints "ok" at the end.
+ */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -447,12 +450,145 @@ static void after_close(void)
 	CHECK(vellum_store_close(again) == 0);
 }
 
+/* Looks up `count` entries in a tree, or in a view of it. */
+static vellum_values *look_up(const vellum_tree *tree, const vellum_snapshot *snapshot,
+			      const vellum_transaction *transaction, struct vellum_entry *entries,
+			      size_t count)
+{
+	vellum_values *values = NULL;
+	int error = snapshot      ? vellum_snapshot_multi_get(snapshot, tree, entries, count, &values)
+		    : transaction ? vellum_transaction_multi_get(transaction, tree, entries, count,
+								 &values)
+				  : vellum_tree_multi_get(tree, entries, count, &values);
+
+	CHECK(error == 0 && values);
+	return values;
+}
+
+/* Numbers backwards, more of them than the pool holds, and keys that are not there. */
+static void many_lookups(void)
+{
+	vellum_store *store = open_store("large", 0);
+	vellum_tree *tree = open_tree(store, "t");
+	struct vellum_entry *entries = malloc(2 * MANY * sizeof *entries);
+	char(*keys)[20] = malloc(2 * MANY * sizeof *keys), key[20], value[200];
+	vellum_snapshot *snapshot;
+	vellum_transaction *transaction;
+	vellum_values *values[3];
+
+	/* What is not set stays as malloc() has left it. */
+	CHECK(entries && keys && vellum_snapshot_open(store, &snapshot) == 0);
+	CHECK(vellum_transaction_begin(store, VELLUM_SNAPSHOT, &transaction) == 0);
+	for (int view = 0; view < 3; view++) {
+		/* A transaction remembers what it reads. */
+		int count = view == 2 ? MANY / 10 : 2 * MANY;
+		int last = MANY + count / 4;
+
+		for (int i = 0; i < count; i++) {
+			make(last - i, keys[i], value);
+			entries[i].key = keys[i];
+			entries[i].key_length = strlen(keys[i]);
+		}
+		values[view] = look_up(tree, view == 1 ? snapshot : NULL,
+				       view == 2 ? transaction : NULL, entries, count);
+		for (int i = 0; i < count; i++) {
+			int number = last - i;
+
+			make(number, key, value);
+			CHECK(entries[i].key == keys[i]);
+			if (number < 0 || number >= MANY) {
+				CHECK(!entries[i].value && entries[i].value_length == 0);
+				continue;
+			}
+			CHECK(entries[i].value_length == strlen(value));
+			CHECK(memcmp(entries[i].value, value, strlen(value)) == 0);
+		}
+	}
+	for (int view = 0; view < 3; view++)
+		vellum_values_close(values[view]);
+	free(entries);
+	free(keys);
+	vellum_transaction_close(transaction);
+	vellum_snapshot_close(snapshot);
+	vellum_tree_close(tree);
+	CHECK(vellum_store_close(store) == 0);
+}
+
+/* Each view has its own values. They are there after the store is closed. */
+static void values_of_views(void)
+{
+	vellum_store *store = open_store("views", VELLUM_CREATE);
+	vellum_tree *tree = open_tree(store, "t");
+	char *bytes = calloc(1, LONG);
+	struct vellum_entry entries[] = { { "long", 4, NULL, 7 }, { NULL, 0, "x", 1 },
+					  { "none", 4, "x", 1 },  { "a", 1, NULL, 7 },
+					  { "b", 1, NULL, 7 },	  { "a", 1, NULL, 7 } };
+	const char *expected[] = { "1", "2", "3" };
+	vellum_snapshot *snapshot;
+	vellum_transaction *transaction;
+	vellum_values *values[3], *none = NULL;
+	struct vellum_entry after[3][6];
+
+	CHECK(bytes && vellum_tree_put(tree, "a", 1, "1", 1, 0) == 0);
+	CHECK(vellum_tree_put(tree, NULL, 0, NULL, 0, 0) == 0);
+	CHECK(vellum_tree_put(tree, "long", 4, bytes, LONG, 0) == 0);
+	CHECK(vellum_tree_put(tree, "b", 1, bytes, 100000, 0) == 0);
+	CHECK(vellum_snapshot_open(store, &snapshot) == 0);
+	CHECK(vellum_transaction_begin(store, 0, &transaction) == 0);
+	CHECK(vellum_transaction_put(transaction, tree, "a", 1, "2", 1, 0) == 0);
+	CHECK(vellum_tree_put(tree, "a", 1, "3", 1, 0) == 0);
+	for (int i = 0; i < 3; i++) {
+		values[i] = look_up(tree, i == 0 ? snapshot : NULL, i == 1 ? transaction : NULL,
+				    entries, 6);
+		memcpy(after[i], entries, sizeof entries);
+	}
+	CHECK(vellum_transaction_multi_get(transaction, tree, NULL, 1, &none) == -EINVAL);
+	CHECK(vellum_transaction_multi_get(NULL, tree, entries, 1, &none) == -EINVAL);
+	CHECK(vellum_transaction_multi_get(transaction, NULL, entries, 1, &none) == -EINVAL);
+	CHECK(vellum_snapshot_multi_get(NULL, tree, entries, 1, &none) == -EINVAL);
+	CHECK(vellum_snapshot_multi_get(snapshot, NULL, entries, 1, &none) == -EINVAL);
+	CHECK(vellum_tree_multi_get(NULL, entries, 1, &none) == -EINVAL);
+	CHECK(vellum_tree_multi_get(tree, entries, 1, NULL) == -EINVAL);
+	CHECK(vellum_tree_multi_get(tree, NULL, 1, &none) == -EINVAL);
+	CHECK(vellum_tree_multi_get(tree, entries, SIZE_MAX, &none) == -EINVAL && !none);
+	CHECK(vellum_tree_multi_get(tree, NULL, 0, &none) == 0 && none);
+	vellum_values_close(none);
+	none = NULL;
+	entries[2].key = NULL;
+	CHECK(vellum_tree_multi_get(tree, entries, 6, &none) == -EINVAL && !none);
+	entries[2].key_length = 0;
+	CHECK(vellum_transaction_commit(transaction) == 0);
+	CHECK(vellum_transaction_multi_get(transaction, tree, entries, 6, &none) == -EALREADY);
+	CHECK(vellum_store_close(store) == 0);
+	CHECK(vellum_tree_multi_get(tree, entries, 6, &none) == -ESHUTDOWN);
+	CHECK(vellum_snapshot_multi_get(snapshot, tree, entries, 6, &none) == -ESHUTDOWN && !none);
+	for (int i = 0; i < 3; i++) {
+		const char *value = expected[i];
+
+		CHECK(!after[i][0].value && after[i][0].value_length == LONG);
+		CHECK(after[i][1].value && after[i][1].value_length == 0);
+		CHECK(!after[i][2].value && after[i][2].value_length == 0);
+		CHECK(after[i][3].value_length == 1 && memcmp(after[i][3].value, value, 1) == 0);
+		CHECK(after[i][4].value_length == 100000);
+		CHECK(memcmp(after[i][4].value, bytes, 100000) == 0);
+		CHECK(after[i][5].value_length == 1 && memcmp(after[i][5].value, value, 1) == 0);
+		vellum_values_close(values[i]);
+	}
+	vellum_values_close(NULL);
+	free(bytes);
+	vellum_transaction_close(transaction);
+	vellum_snapshot_close(snapshot);
+	vellum_tree_close(tree);
+}
+
 int main(void)
 {
 	vellum_store *store;
 
 	larger_than_the_pool();
 	after_reopening();
+	many_lookups();
+	values_of_views();
 	store = open_store("main", VELLUM_CREATE);
 	lengths(store);
 	refused(store);
