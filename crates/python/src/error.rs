@@ -43,6 +43,7 @@ pub(crate) fn of_store(error: &vellum::Error) -> PyErr {
         | Error::NoSuchSavepoint
         | Error::OtherStore(_)
         | Error::KeyTooLong { .. }
+        | Error::NotSorted { .. }
         | Error::BadOption(_)
         | Error::PoolTooSmall { .. } => PyValueError::new_err(error.to_string()),
         Error::Pool(cause) if cause.is_bad_size() => PyValueError::new_err(error.to_string()),

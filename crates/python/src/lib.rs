@@ -4,6 +4,7 @@
 //! mappings for writing, and while such a mapping exists, the Morsel's content cannot be sealed. A
 //! buffer keeps its mapping, a mapping keeps its memory.
 
+mod bulk;
 mod call;
 mod entries;
 mod error;

@@ -8,6 +8,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 use vellum::{Error, Tree};
 
+use crate::bulk;
 use crate::call::{check_process, of_stream, work};
 use crate::entries::PyEntries;
 use crate::stream::{NativeReader, NativeWriter};
@@ -136,6 +137,16 @@ impl PyTree {
     fn remove(slf: &Bound<'_, Self>, py: Python<'_>, key: &[u8]) -> PyResult<bool> {
         let tree = slf.as_super().get().tree()?;
         work(py, || tree.remove(key))
+    }
+
+    /// Fills an empty tree with the pairs of an iterable: keys, in the order of their bytes, and
+    /// values. Returns how many. The tree has all of them at the end, atomically. After an
+    /// exception, also one of the iterable, it has none. Raises ValueError if a key does not come
+    /// after the one before it, and OSError (ENOTEMPTY) if the tree has entries.
+    fn load(slf: &Bound<'_, Self>, py: Python<'_>, entries: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let view = slf.as_super().get();
+        let tree = view.tree()?.clone();
+        bulk::load(py, tree, &entries.try_iter()?, view.process)
     }
 
     /// A ValueReader, a file to read the value of a key from. Raises KeyError if the tree has no

@@ -11,6 +11,11 @@
 
 Such a value may be longer than the pool, and is never in memory as a whole.
 
+An empty tree is filled fastest by load(), which takes any iterable of sorted pairs:
+
+    >>> store.tree("years", create=True).load((b"%d" % year, b"") for year in range(1900, 2000))
+    100
+
 A transaction changes entries of any trees, all or none; a snapshot is a view that does not change:
 
     >>> def sell(transaction):
