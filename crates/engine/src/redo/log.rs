@@ -160,8 +160,8 @@ pub(crate) struct MapPlaces {
 struct Repairs {
     /// What they know of the records.
     changed: Option<ChangedSince>,
-    /// The pages that were repaired since the last checkpoint began to write pages.
-    noted: Vec<PageId>,
+    /// The pages that were repaired since a checkpoint has begun to write pages, if it still does.
+    noted: Option<Vec<PageId>>,
 }
 
 /// What a log has to know of its store.
@@ -343,8 +343,7 @@ impl RedoLog {
     /// Whether a checkpoint would give room back.
     pub(crate) fn can_trim(&self) -> bool {
         // Not the cut: a checkpoint that failed has noted one, and has given nothing back.
-        let trimmed = self.trimmed.load(Ordering::Acquire);
-        self.end() > trimmed
+        self.bytes_since_trim() > 0
     }
 
     /// Whether the log is so long that a checkpoint is due.
@@ -352,15 +351,21 @@ impl RedoLog {
         self.bytes_since_cut() > self.bytes_per_cut
     }
 
-    /// Whether the log is half as long as when a checkpoint is due.
+    /// Whether the log has used half of what it has when a checkpoint is due. It has used more
+    /// while a checkpoint is under way.
     pub(crate) fn is_half_due(&self) -> bool {
-        self.bytes_since_cut() > self.bytes_per_cut / 2
+        self.bytes_since_trim() > self.bytes_per_cut / 2
     }
 
-    /// The bytes of log that a checkpoint in the background takes its time for. The last quarter,
-    /// before the next one is due, is for its sync, and for changes that become more.
-    pub(crate) fn bytes_per_paced_cut(&self) -> u64 {
-        self.bytes_per_cut / 4 * 3
+    /// The bytes that changes may append while a checkpoint in the background writes its pages:
+    /// half of what they have until the next one is due, or until the log is full. There is less
+    /// if this checkpoint begins late, because one has failed or the store has been recovered.
+    pub(crate) fn room_of_paced_cut(&self) -> u64 {
+        let full = 2 * self.bytes_per_cut;
+        let used = self.bytes_since_trim() + self.promised.load(Ordering::Acquire);
+        // A segment is reused as a whole.
+        let left = full.saturating_sub(used + full / 16);
+        left.min(self.bytes_per_cut) / 2
     }
 
     /// Locks the places of free maps, which a checkpoint holds from its cut to its end. A
@@ -388,6 +393,12 @@ impl RedoLog {
         // The cut first: another thread may make the end of now the cut.
         let cut = self.cut.load(Ordering::Acquire);
         self.end() - cut
+    }
+
+    /// The bytes that the log may not reuse yet.
+    fn bytes_since_trim(&self) -> u64 {
+        let trimmed = self.trimmed.load(Ordering::Acquire);
+        self.end() - trimmed
     }
 
     /// The records that recovery needs begin here.
@@ -418,7 +429,7 @@ impl RedoLog {
     /// From now on the log notes which pages are repaired. The caller is about to write the pages
     /// of a checkpoint; those that were repaired before are dirty.
     pub(crate) fn note_repairs(&self) {
-        lock(&self.repairs).noted.clear();
+        lock(&self.repairs).noted = Some(Vec::new());
     }
 
     /// The caller has written the pages of the checkpoint of this cut. From now on repairs need no
@@ -429,7 +440,7 @@ impl RedoLog {
         let cut = Lsn(cut.wrapping_sub(self.begin));
         let mut repairs = lock(&self.repairs);
         repairs.changed = Some(ChangedSince::new(self.page_frames, cut));
-        std::mem::take(&mut repairs.noted)
+        repairs.noted.take().unwrap_or_default()
     }
 
     /// Whether a page is pending: the file does not have it as it is.
@@ -463,8 +474,8 @@ impl RedoLog {
         let new = || ChangedSince::new(self.page_frames, cut);
         let changed = repairs.changed.get_or_insert_with(new);
         let is_repaired = changed.repair(&self.log, self.begin, page, bytes)?;
-        if is_repaired {
-            repairs.noted.push(page.id);
+        if let (true, Some(noted)) = (is_repaired, &mut repairs.noted) {
+            noted.push(page.id);
         }
         Ok(is_repaired)
     }

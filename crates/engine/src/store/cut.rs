@@ -37,13 +37,13 @@ use crate::store::gate::Freeze;
 use crate::store::header::Header;
 use crate::store::pages::PageStore;
 
-/// The pages that a paced checkpoint writes at once: 256 KiB, if they have one frame.
-const PACED_PAGES: usize = 64;
+/// The frames that a paced checkpoint writes at once: 1 MiB.
+const PACED_FRAMES: u32 = 256;
 
 /// How long a paced checkpoint waits for changes before it writes its next pages all the same. With
 /// [`PAUSES`] of these, it writes some 12 MiB/s where there are none.
 const PAUSE: Duration = Duration::from_millis(1);
-pub(crate) const PAUSES: u32 = 20;
+pub(crate) const PAUSES: u32 = 80;
 
 /// How often a change asks for room in a full log while other changes have some.
 const ROOM_TRIES: u32 = 1000;
@@ -385,19 +385,25 @@ impl PageStore {
         if pace == Pace::Full {
             return Ok(self.pool.write_pages(&pages)?);
         }
+        let room = u128::from(log.room_of_paced_cut());
         // Whether changes have used as large a part of their room as this is of the pages.
         let have_used = |share: usize| {
-            let bytes = u128::from(log.bytes_per_paced_cut()) * share as u128;
-            u128::from(log.bytes_since_cut()) * pages.len() as u128 >= bytes
+            u128::from(log.bytes_since_cut()) * pages.len() as u128 >= room * share as u128
         };
-        for (batch, written) in pages.chunks(PACED_PAGES).zip((0..).step_by(PACED_PAGES)) {
-            let is_early = || !log.is_awaited() && !have_used(written);
+        let at_once = (PACED_FRAMES / self.page_frames).max(1) as usize;
+        for begin in (0..pages.len()).step_by(at_once) {
             for _ in 0..log.pauses {
-                if !is_early() || !log.cut_signal.pause(PAUSE) {
+                if have_used(begin) || log.is_awaited() || !log.cut_signal.pause(PAUSE) {
                     break;
                 }
             }
-            self.pool.write_pages(batch)?;
+            if log.is_awaited() {
+                return Ok(self.pool.write_pages(&pages[begin..])?);
+            }
+            // First, so that the write of pages with newer records does not wait for the log while
+            // it holds them.
+            self.sync_log(log)?;
+            self.pool.write_pages(&pages[begin..pages.len().min(begin + at_once)])?;
         }
         Ok(())
     }
@@ -424,7 +430,7 @@ mod tests {
     use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
     use vellum_testing::patience::eventually;
 
-    use super::PACED_PAGES;
+    use super::PACED_FRAMES;
     use crate::redo::log::RedoLog;
     use crate::{BackupOptions, Options, Store};
 
@@ -439,29 +445,32 @@ mod tests {
         }
     }
 
-    /// A paced checkpoint of some 1,000 pages, which waits for changes without end.
+    /// The pages that a checkpoint writes at once.
+    const AT_ONCE: usize = PACED_FRAMES as usize;
+
+    /// A paced checkpoint of some thousand pages, which waits for changes without end.
     struct Paced {
         device: Arc<FaultyDevice<Arc<MemoryDevice>>>,
         store: Store,
-        /// The room that changes have before the checkpoint ends.
+        /// The room that changes have before the checkpoint ends, or a little less.
         room: u64,
     }
 
     impl Paced {
         fn begin() -> Paced {
             let segments =
-                SimulatedOptions { segments: 64, segment_blocks: 64, ..Default::default() };
+                SimulatedOptions { segments: 64, segment_blocks: 256, ..Default::default() };
             let options = Options {
                 log: Some(Arc::new(SimulatedDevice::new(segments))),
-                log_bytes: 8 << 20,
+                log_bytes: 32 << 20,
                 evictors: 0,
                 cut_pauses: Some(u32::MAX),
-                ..Options::new().pool_bytes(16 << 20)
+                ..Options::new().pool_bytes(32 << 20)
             };
             let device = Arc::new(FaultyDevice::new(Arc::new(MemoryDevice::new()), 1).unwrap());
             let store = Store::create_on(device.clone(), &options).unwrap();
             store.create_tree("tree").unwrap();
-            let paced = Paced { device, store, room: 3 << 20 };
+            let mut paced = Paced { device, store, room: 0 };
             let before = paced.log().newest_cut();
             let mut number = 0_u64;
             while !paced.log().is_cut_due() {
@@ -470,6 +479,7 @@ mod tests {
             }
             paced.put(number);
             eventually("the checkpoint begins", || paced.log().newest_cut() > before);
+            paced.room = paced.log().room_of_paced_cut();
             paced
         }
 
@@ -502,17 +512,17 @@ mod tests {
     #[test]
     fn a_checkpoint_in_the_background_goes_on_as_changes_do() {
         let paced = Paced::begin();
-        eventually("the first pages are written", || paced.writes() >= PACED_PAGES);
+        eventually("the first pages are written", || paced.writes() >= AT_ONCE);
         let begin = paced.writes();
         let all = begin + paced.dirty();
-        assert!(all > 8 * PACED_PAGES, "{all}");
+        assert!(all > 8 * AT_ONCE, "{all}");
         for percent in [10, 30, 60] {
             paced.use_room(percent);
             let share = all * percent as usize / 100;
             eventually("pages follow changes", || paced.writes() >= share);
             thread::sleep(Duration::from_millis(50));
             let writes = paced.writes();
-            assert!(writes <= share + 2 * PACED_PAGES, "{writes} of {all} for {percent} %");
+            assert!(writes <= share + 2 * AT_ONCE, "{writes} of {all} for {percent} %");
         }
         assert!(paced.log().is_cut_under_way());
         paced.use_room(100);
@@ -531,7 +541,7 @@ mod tests {
         paced.store.check(&mut |_| ()).unwrap();
         let paced = Paced::begin();
         let tree = paced.store.tree("tree").unwrap();
-        let bytes = paced.log().end() + (16 << 20);
+        let bytes = paced.log().end() + (40 << 20);
         // The log has no room for so much.
         (0..).take_while(|_| paced.log().end() < bytes).for_each(|number| {
             tree.upsert(&u64::to_be_bytes(number), &[8; 800]).unwrap();
