@@ -18,15 +18,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::aloft::Stage;
-#[cfg(feature = "testing")]
-use crate::aloft::{Airspace, Aloft};
 use crate::block::{Block, CLOSES, LENGTH, Lsn, PAYLOAD_U64, STARTS};
 use crate::device::{LogDevice, Written, is_full};
 use crate::error::LogError;
 use crate::planted::{LogBug, is_planted};
 use crate::process::Home;
 use crate::ring::{Batch, Obstacle, Ring};
+use crate::slow_flights::Stage;
+#[cfg(feature = "testing")]
+use crate::slow_flights::{Airspace, Aloft};
 use crate::sync::{
     AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait, wait_until,
 };

@@ -30,7 +30,6 @@
 //!
 //! The format, what is durable when, and what each failure does: `docs/log.md`.
 
-mod aloft;
 mod block;
 #[cfg(all(test, not(feature = "model")))]
 mod cases;
@@ -51,11 +50,10 @@ mod ring;
 mod scan;
 #[cfg(all(test, not(feature = "model")))]
 mod simulation;
+mod slow_flights;
 mod sync;
 mod view;
 
-#[cfg(feature = "testing")]
-pub use aloft::Choose;
 pub use block::{BLOCK_BYTES, Block, Lsn, Unsound};
 #[cfg(feature = "testing")]
 pub use device::choose_way;
@@ -72,4 +70,6 @@ pub use pilot::Pilot;
 pub use planted::{LogBug, plant};
 pub use process::Home;
 pub use scan::{End, EndReason, Record, RecordRef, Scan};
+#[cfg(feature = "testing")]
+pub use slow_flights::Choose;
 pub use view::{LogView, Records, Shown};

@@ -4,8 +4,6 @@ use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
-#[cfg(feature = "testing")]
-use crate::aloft::Choose;
 use crate::block::{BLOCK_BYTES, INCARNATIONS, Lsn, PAYLOAD_U64};
 use crate::device::LogDevice;
 use crate::error::LogError;
@@ -15,6 +13,8 @@ use crate::pilot::Pilot;
 use crate::planted::{LogBug, is_planted};
 use crate::ring::Ring;
 use crate::scan::{End, EndReason, RecordRef, Scan, check_reaches};
+#[cfg(feature = "testing")]
+use crate::slow_flights::Choose;
 use crate::sync::{Mutex, lock, thread};
 
 /// How a log is opened.

@@ -1,4 +1,4 @@
-//! What a simulation steers a slow log by (`aloft.rs`).
+//! What a simulation steers a slow log by (`slow_flights.rs`).
 
 use std::fmt;
 use std::sync::Weak;

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::pass;
+use crate::scm_rights;
 
 /// The version of the messages. A change of the meaning of any message needs another version.
 pub(crate) const VERSION: u32 = 1;
@@ -68,7 +68,7 @@ pub(crate) fn write<M: Serialize>(
     let mut descriptors = descriptor.as_slice();
     while !rest.is_empty() {
         stream.set_write_timeout(Some(left(deadline)?))?;
-        let sent = pass::send(stream, rest, descriptors).map_err(io::Error::from)?;
+        let sent = scm_rights::send(stream, rest, descriptors).map_err(io::Error::from)?;
         rest = &rest[sent..];
         descriptors = &[];
     }
@@ -115,7 +115,7 @@ fn fill(
     while filled < bytes.len() {
         stream.set_read_timeout(Some(left(deadline)?))?;
         let (count, received) =
-            pass::receive(stream, &mut bytes[filled..]).map_err(|errno| match errno {
+            scm_rights::receive(stream, &mut bytes[filled..]).map_err(|errno| match errno {
                 Errno::MSGSIZE => FrameError::Malformed("more than one descriptor".into()),
                 errno => io::Error::from(errno).into(),
             })?;
@@ -195,8 +195,8 @@ mod tests {
     #[test]
     fn two_descriptors_are_refused() {
         let (here, there) = UnixStream::pair().unwrap();
-        pass::send(&here, &[6, 0, 0, 0], &[here.as_fd()]).unwrap();
-        pass::send(&here, &[1, 0, 0, 0], &[here.as_fd()]).unwrap();
+        scm_rights::send(&here, &[6, 0, 0, 0], &[here.as_fd()]).unwrap();
+        scm_rights::send(&here, &[1, 0, 0, 0], &[here.as_fd()]).unwrap();
         let found = read::<Request>(&there, TIME).unwrap_err();
         assert!(matches!(found, FrameError::Malformed(_)), "{found:?}");
     }
