@@ -95,6 +95,7 @@ struct Shared {
     /// Of the store's file, which may get another name, and its name to another file.
     file: Identity,
     ends: AtomicBool,
+    /// Those whose requests are under way.
     clients: Mutex<Vec<Weak<UnixStream>>>,
 }
 
@@ -285,8 +286,12 @@ fn accept<'s>(shared: &'s Shared, scope: &'s thread::Scope<'s, '_>) {
         }
         let work = move || {
             let served = catch_unwind(AssertUnwindSafe(|| serve(shared, &client)));
-            if served.is_err() {
-                let _ = say(&client, "failed its thread panicked");
+            let answer = served.unwrap_or_else(|_| Ok("failed its thread panicked".into()));
+            // The client may ask again as soon as it has the answer: this request must not count
+            // any more.
+            lock(&shared.clients).retain(|other| other.as_ptr() != Arc::as_ptr(&client));
+            if let Ok(answer) = answer {
+                let _ = say(&client, &answer);
             }
         };
         // Without a thread the client sees its connection end.
@@ -294,29 +299,28 @@ fn accept<'s>(shared: &'s Shared, scope: &'s thread::Scope<'s, '_>) {
     }
 }
 
-/// Serves one client. An error is the client's end.
-fn serve(shared: &Shared, client: &UnixStream) -> io::Result<()> {
+/// Serves one client, and returns the last line for it. An error is the client's end.
+fn serve(shared: &Shared, client: &UnixStream) -> io::Result<String> {
     client.set_write_timeout(Some(PATIENCE))?;
     let peer = Peer::of(client)?;
     if ![0, geteuid().as_raw()].contains(&peer.user) || !peer.is_known() {
         let what = "only the user of the process that has the store open and root may ask it";
-        return say(client, &format!("{DENIED} {what}"));
+        return Ok(format!("{DENIED} {what}"));
     }
     let (device, number) = shared.file;
     say(client, &format!("vellum {}", to_words(&[VERSION, device, number])))?;
     let request = match Request::read(client) {
         Ok(request) => request,
-        Err(_) if shared.ends.load(Ordering::Acquire) => return say(client, CLOSED),
-        Err(error) => return say(client, &format!("failed {error}")),
+        Err(_) if shared.ends.load(Ordering::Acquire) => return Ok(CLOSED.into()),
+        Err(error) => return Ok(format!("failed {error}")),
     };
-    let answer = match shared.core.upgrade() {
+    Ok(match shared.core.upgrade() {
         // Handles keep the memory of a store that was closed by another one.
         Some(core) if core.pages.check_open().is_ok() => {
             perform(shared, client, &Store { core }, request)
         }
         _ => CLOSED.into(),
-    };
-    say(client, &answer)
+    })
 }
 
 /// Does what a client has asked for, and returns the answer.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vellum::{
@@ -328,8 +328,12 @@ fn requests_do_not_take_each_other_for_the_end_of_the_store() {
     thread::scope(|scope| {
         let look = || {
             while !ended.load(Ordering::Acquire) {
-                // A socket that has many requests may refuse one.
-                answers.fetch_add(request_stat(&path).is_ok().into(), Ordering::AcqRel);
+                // An owner without processor time may answer too late. It must not count requests
+                // that it has answered, and refuse another one for them.
+                match request_stat(&path) {
+                    Ok(_) => drop(answers.fetch_add(1, Ordering::AcqRel)),
+                    Err(error) => assert!(matches!(error, Error::Control { .. }), "{error}"),
+                }
             }
         };
         let looks = [scope.spawn(look), scope.spawn(look)];
@@ -432,22 +436,29 @@ fn only_the_file_of_the_store_has_its_socket() {
 #[test]
 fn a_socket_ends_with_clients_that_say_nothing() {
     let (_folder, path, store) = store_of(10);
-    let control = store.control_socket(&path).unwrap();
-    let silent: Vec<UnixStream> =
-        (0..5).map(|_| UnixStream::connect(control.path()).unwrap()).collect();
-    for mut client in &silent {
-        let mut said = vec![0; greeting(&path).len()];
-        client.read_exact(&mut said).unwrap();
-        assert_eq!(said, greeting(&path).as_bytes());
-    }
-    drop(control);
-    for mut client in &silent {
-        let mut rest = String::new();
-        // Long before the end of the owner's patience.
-        client.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-        client.read_to_string(&mut rest).unwrap();
-        assert_eq!(rest, "closed\n");
-    }
+    // The owner's patience with a client. On a busy machine a round may take longer.
+    let patience = Duration::from_secs(10);
+    eventually("a round within the owner's patience", || {
+        let start = Instant::now();
+        let control = store.control_socket(&path).unwrap();
+        let silent: Vec<UnixStream> =
+            (0..5).map(|_| UnixStream::connect(control.path()).unwrap()).collect();
+        for mut client in &silent {
+            let mut said = vec![0; greeting(&path).len()];
+            client.read_exact(&mut said).unwrap();
+            assert_eq!(said, greeting(&path).as_bytes());
+        }
+        drop(control);
+        let is_short = start.elapsed() < patience;
+        for mut client in &silent {
+            let mut rest = String::new();
+            // All has been said.
+            client.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+            client.read_to_string(&mut rest).unwrap();
+            assert!(!is_short || rest == "closed\n", "{rest}");
+        }
+        is_short
+    });
 }
 
 #[test]
