@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use tempfile::tempdir;
 use vellum_log::{FileLog, FileLogOptions, Log, LogDevice as _, LogError, LogOptions, Lsn, Way};
+use vellum_testing::random::Random;
 
 /// Where the child finds the log, and how many times it was killed before.
 const FOLDER: &str = "VELLUM_LOG_FOLDER";
@@ -110,7 +111,7 @@ const SEGMENT: u64 = 1 << 20;
 #[test]
 fn a_process_that_was_killed_while_it_made_room_leaves_whole_segments() {
     let rounds = if env::var_os("VELLUM_SOAK").is_some() { 500 } else { 24 };
-    let (mut begun, mut done, mut random) = (0, 0, 7_u64);
+    let (mut begun, mut done, mut random) = (0, 0, Random(7));
     // More rounds, if no kill falls in the midst of a file.
     for round in 0..20 * rounds {
         if round >= rounds && begun > 0 {
@@ -130,8 +131,7 @@ fn a_process_that_was_killed_while_it_made_room_leaves_whole_segments() {
         // Without direct I/O, a way may not work here: then the child ends.
         let end_in = |line: String| line.strip_prefix("made ")?.parse::<u64>().ok();
         let first = lines.find_map(|line| end_in(line.unwrap()));
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        thread::sleep(Duration::from_micros((random >> 40) % 20_000));
+        thread::sleep(Duration::from_micros(random.below(20_000)));
         child.kill().unwrap();
         child.wait().unwrap();
         let made = lines.filter_map(|line| end_in(line.unwrap())).last().or(first).unwrap_or(0);
@@ -167,7 +167,7 @@ fn what_a_killed_process_acknowledged_is_there() {
     };
     let rounds = if env::var_os("VELLUM_SOAK").is_some() { 5000 } else { 300 };
     let mut acknowledged = BTreeMap::new();
-    let mut random = 1_u64;
+    let mut random = Random(1);
     for round in 0..rounds {
         // Without direct I/O, the ways through the page cache alone.
         let round = if direct { round } else { round * 4 + 2 + round % 2 };
@@ -179,8 +179,7 @@ fn what_a_killed_process_acknowledged_is_there() {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let patience = Duration::from_micros((random >> 40) % 30_000);
+        let patience = Duration::from_micros(random.below(30_000));
         let mut killer = None;
         let mut lives = Some(child);
         for line in lines {

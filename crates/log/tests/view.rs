@@ -13,6 +13,7 @@ use vellum_log::{
     End, EndReason, FileLog, FileLogOptions, Log, LogError, LogOptions, LogView, Lsn, RecordRef,
     Shown, Way,
 };
+use vellum_testing::random::Random;
 
 /// Blocks of a segment.
 const BLOCKS: u64 = 3;
@@ -219,11 +220,8 @@ fn hostile_files_are_looked_at_in_bounded_time() {
     let mut sound = contents(folder.path());
     // The log's thread may have begun a file when the log was closed.
     sound.entry("vellum-log-new.tmp".into()).or_default();
-    let mut random = 1_u64;
-    let mut below = |limit: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
-        (random >> 33) % limit.max(1)
-    };
+    let mut random = Random(1);
+    let mut below = |limit: u64| random.below(limit);
     for _ in 0..300 {
         for (name, file) in &sound {
             let mut file = file.clone();
