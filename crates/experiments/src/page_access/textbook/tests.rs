@@ -8,6 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use vellum_pool::PAGE_SIZE;
+use vellum_testing::patience::PATIENCE;
+use vellum_testing::random::Random;
 
 use super::{Error, FileStorage, Storage, Textbook};
 
@@ -105,16 +107,16 @@ fn dirty_pages_come_back() {
 #[test]
 fn threads_see_whole_pages_and_no_change_is_lost() {
     const PAGES: u64 = 96;
-    let manager = Textbook::new(Memory::default(), 24).unwrap();
+    // On a busy machine a thread may look for a frame for more than a second.
+    let manager = Textbook::new(Memory::default(), 24).unwrap().with_patience(PATIENCE);
     let changes: Vec<AtomicU64> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
     let run = |thread: u64| {
-        let mut random = thread;
+        let mut random = Random(thread);
         for step in 0..30_000_u64 {
-            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-            let page = (random >> 40) % PAGES;
+            let page = random.below(PAGES);
             let before = changes[page as usize].load(Ordering::Acquire);
             let seen = match step % 3 {
-                0 => manager.word(page, (random >> 20) as usize % WORDS * 8).unwrap(),
+                0 => manager.word(page, random.index(WORDS) * 8).unwrap(),
                 1 => whole(&manager.pin(page).unwrap()),
                 _ => {
                     let mut guard = manager.change(page).unwrap();
