@@ -17,6 +17,9 @@ pub const IN_MEMORY: Experiment = Experiment {
     run,
 };
 
+/// How many times LMDB's rate Vellum's should be.
+const TO_LMDB: f64 = 1.9;
+
 /// Keys of one multi_get.
 const BATCH: usize = 32;
 
@@ -109,7 +112,10 @@ fn ratios(team: &Team, series: &[Series]) -> Vec<Row> {
         let Some(vellum) = named(series, &label(VELLUM.name, threads)) else { continue };
         let others = team.names().into_iter().filter(|name| *name != VELLUM.name);
         let others = others.filter_map(|name| named(series, &label(name, threads)));
-        rows.extend(others.map(|other| vellum.times(other)));
+        rows.extend(others.map(|other| match vellum.times(other) {
+            row if other.rate.name == label("lmdb", threads) => row.with_target(TO_LMDB),
+            row => row,
+        }));
         rows.extend(named(series, &batch_label(threads)).map(|batches| batches.times(vellum)));
     }
     rows

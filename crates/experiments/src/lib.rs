@@ -10,6 +10,7 @@ pub mod trace;
 mod aquila;
 mod backups;
 mod blob;
+mod bulk_readers;
 mod bulk_work;
 mod commits;
 mod context;
@@ -67,6 +68,7 @@ pub const ALL: &[Experiment] = &[
     recovery::RECOVERY,
     snapshots::SNAPSHOTS,
     bulk_work::BULK_WORK,
+    bulk_readers::BULK_READERS,
     backups::BACKUPS,
     tpcc::TPCC,
     tpcc::TPCC_TRANSACTIONS,

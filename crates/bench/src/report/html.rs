@@ -44,6 +44,7 @@ struct Cells<'a> {
     spread: String,
     ratio: String,
     against: &'a str,
+    target: String,
 }
 
 impl<'a> Section<'a> {
@@ -74,6 +75,7 @@ impl<'a> Cells<'a> {
             spread,
             ratio: row.ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default(),
             against: row.against.as_deref().unwrap_or_default(),
+            target: row.target.map(|target| format!("{target:.2}")).unwrap_or_default(),
         }
     }
 }
@@ -101,13 +103,15 @@ mod tests {
             command: "vellum bench data-sizes".into(),
             seconds: 12.0,
             outcome: Outcome {
-                rows: vec![Row::count("vellum, 2 threads", 1234.0, "lookups/s")],
+                rows: vec![Row::count("vellum, 2 threads", 1234.0, "lookups/s").with_target(987.0)],
                 charts: vec![chart],
                 notes: vec!["storage: zram".into()],
             },
         };
         let page = render(&[record]).unwrap();
-        for part in ["1,234", "storage: zram", "The chart", "data / memory", "two cores", "<svg"] {
+        for part in
+            ["1,234", "987.00", "storage: zram", "The chart", "data / memory", "two cores", "<svg"]
+        {
             assert!(page.contains(part), "no '{part}' in {page}");
         }
         assert!(page.contains("a &#60;paper&#62;") || page.contains("a &lt;paper&gt;"));

@@ -45,6 +45,9 @@ pub struct Row {
     /// The row that the ratio refers to.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub against: Option<String>,
+    /// The least value that the project aims at.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub target: Option<f64>,
 }
 
 impl Row {
@@ -59,6 +62,7 @@ impl Row {
             samples: samples.values.len(),
             ratio: None,
             against: None,
+            target: None,
         }
     }
 
@@ -73,6 +77,7 @@ impl Row {
             samples: 1,
             ratio: None,
             against: None,
+            target: None,
         }
     }
 
@@ -80,6 +85,12 @@ impl Row {
     pub fn against(mut self, samples: &Samples, reference: &Samples) -> Row {
         self.ratio = Some(samples.ratio_to(reference).median());
         self.against = Some(reference.name.clone());
+        self
+    }
+
+    /// Adds the least value that the project aims at.
+    pub fn with_target(mut self, target: f64) -> Row {
+        self.target = Some(target);
         self
     }
 

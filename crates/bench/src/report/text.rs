@@ -24,6 +24,9 @@ pub fn render(record: &Record) -> String {
         if let (Some(ratio), Some(against)) = (row.ratio, &row.against) {
             let _ = write!(text, "  {ratio:6.2} x {against}");
         }
+        if let Some(target) = row.target {
+            let _ = write!(text, "  (target {target:.2})");
+        }
         text.truncate(text.trim_end().len());
         text.push('\n');
     }

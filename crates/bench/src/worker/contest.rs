@@ -19,6 +19,8 @@ pub struct Series {
     /// The 99th percentile of the latency in microseconds; empty for contestants that are no
     /// workers.
     pub p99: Samples,
+    /// The 99.9th percentile, as `p99`.
+    pub p999: Samples,
     /// Bytes a second that the worker read from devices; empty for contestants that are no workers.
     pub read: Samples,
 }
@@ -58,6 +60,7 @@ pub struct Contest<'a> {
 #[derive(Debug, Default)]
 struct Noted {
     p99: Vec<f64>,
+    p999: Vec<f64>,
     read: Vec<f64>,
 }
 
@@ -84,6 +87,7 @@ impl<'a> Contest<'a> {
             let Some((measured, read)) = run? else { return Ok(f64::NAN) };
             let mut noted = noted.borrow_mut();
             noted.p99.push(measured.latency.p99 as f64 / 1000.0);
+            noted.p999.push(measured.latency.p999 as f64 / 1000.0);
             noted.read.push(read as f64 / measured.seconds);
             Ok(measured.rate())
         };
@@ -113,8 +117,9 @@ impl<'a> Contest<'a> {
                 values: values.iter().skip(1).copied().collect(),
             };
             let noted = noted.borrow();
-            let (p99, read) = (counted(&noted.p99, "p99"), counted(&noted.read, "read"));
-            Series { p99, read, rate }
+            let (p99, p999) = (counted(&noted.p99, "p99"), counted(&noted.p999, "p99.9"));
+            let read = counted(&noted.read, "read");
+            Series { p99, p999, read, rate }
         });
         Ok(series.filter(|series| !series.rate.values.iter().any(|rate| rate.is_nan())).collect())
     }

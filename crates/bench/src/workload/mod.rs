@@ -5,6 +5,7 @@
 //! and the same operations.
 
 pub mod blob;
+pub mod bulk_readers;
 mod drive;
 pub mod graph;
 pub mod lookup;
@@ -20,6 +21,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 pub use blob::Blob;
+pub use bulk_readers::{Beside, BulkReaders};
 pub use drive::{Operation, drive, drive_threads};
 pub use lookup::Lookup;
 pub use scan::Scan;
@@ -42,6 +44,8 @@ pub enum Workload {
     Blob(Blob),
     /// TPC-C.
     Tpcc(Tpcc),
+    /// Random lookups beside a load.
+    BulkReaders(BulkReaders),
 }
 
 /// How a workload is run.
@@ -149,6 +153,7 @@ impl Workload {
             Workload::Scan(scan) => scan,
             Workload::Blob(blob) => blob,
             Workload::Tpcc(tpcc) => tpcc,
+            Workload::BulkReaders(readers) => readers,
         }
     }
 }
