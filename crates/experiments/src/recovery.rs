@@ -82,8 +82,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         "{THREADS} threads make {} changes in a store of {} entries with values of {VALUE} bytes \
          and a log, all in memory; then the log is synced. The file and the log are copied, as a \
          crash would leave them, and the copy is opened with nothing in the page cache. No \
-         checkpoint shortens the log. The time of a recovery is that of the whole opening; the \
-         store has all changes then, and its file needs no log.",
+         checkpoint shortens the log. The time of a recovery is that of the whole opening. The \
+         store has all changes then. It goes on with the pages that recovery made in memory, so \
+         its file needs the log until the next checkpoint.",
         scale.changes, scale.entries
     ));
     Ok(outcome)

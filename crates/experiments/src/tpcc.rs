@@ -266,15 +266,21 @@ fn rows(entries: &[Entry], ours: &str) -> Vec<Row> {
         let p50 = entry.samples("p50", |run| run.latency.p50 as f64 / 1000.0);
         let p99 = entry.samples("p99", |run| run.latency.p99 as f64 / 1000.0);
         rows.extend([Row::of(&p50, "us"), Row::of(&p99, "us")]);
-        let lost = entry.samples("attempts that lost", |run| {
-            run.counts.get("conflicts").copied().unwrap_or(0) as f64 * 1000.0
-                / run.operations.max(1) as f64
-        });
-        if lost.values.iter().any(|value| *value > 0.0) {
-            rows.push(Row::of(&lost, "of 1,000 transactions"));
-        }
     }
+    rows.extend(entries.iter().filter_map(aborts));
     rows
+}
+
+/// The abort rate: attempts that lost against other transactions, of all attempts. Only members
+/// whose transactions can lose have one, but for a member that lost where this does not expect it.
+fn aborts(entry: &Entry) -> Option<Row> {
+    let rate = entry.samples("abort rate", |run| {
+        let lost = run.counts.get("conflicts").copied().unwrap_or(0);
+        lost as f64 * 100.0 / (run.operations + lost).max(1) as f64
+    });
+    let can_lose = entry.engine.contains(TRANSACTIONS);
+    let has_lost = rate.values.iter().any(|value| *value > 0.0);
+    (can_lose || has_lost).then(|| Row::of(&rate, "% of attempts"))
 }
 
 /// Whether the conditions hold in a member's store, and the isolation of its transactions.
@@ -325,6 +331,18 @@ mod tests {
             rate: Samples { name: format!("{engine}, {threads}"), values: rates.to_vec() },
             runs: rates.iter().map(run).collect(),
         }
+    }
+
+    #[test]
+    fn transactions_that_can_lose_have_an_abort_rate() {
+        let mut some = entry("vellum transactions", 1, &[30.0]);
+        some.runs[0].counts.insert("conflicts".to_owned(), 10);
+        let entries = [some, entry("vellum transactions", 2, &[30.0]), entry("lmdb", 2, &[10.0])];
+        let rows = rows(&entries, "vellum transactions");
+        let rate = |name: &str| rows.iter().find(|row| row.name == name).map(|row| row.value);
+        assert_eq!(rate("vellum transactions, 1, abort rate"), Some(25.0));
+        assert_eq!(rate("vellum transactions, 2, abort rate"), Some(0.0));
+        assert_eq!(rate("lmdb, 2, abort rate"), None);
     }
 
     #[test]

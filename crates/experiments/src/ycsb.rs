@@ -31,7 +31,7 @@ const RATIOS: [(&str, f64); 2] = [("in memory", 0.5), ("4 x memory", 4.0)];
 /// The experiment with a log.
 pub const YCSB_BUFFERED: Experiment = Experiment {
     name: "ycsb-buffered",
-    shows: "YCSB A with a log that no commit waits for, and with transactions, against no log",
+    shows: "YCSB A, Vellum alone: with a log that no commit waits for, transactions, and no log",
     source: "what a log costs that bounds a crash's loss to some milliseconds",
     run: run_buffered,
 };
