@@ -6,7 +6,7 @@
 //! so a transaction can change while it has cursors. When it has changed, its cursors read again.
 #![allow(unsafe_code)] // exported names
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ops::{Bound, RangeBounds};
 use std::sync::{Arc, Mutex, PoisonError};
