@@ -329,20 +329,26 @@ impl Core {
     }
 
     /// Where a page that the caller holds is in memory.
-    pub(crate) fn address(&self, page: PageRef) -> *mut u8 {
-        self.address_of(page, self.held(page))
+    ///
+    /// # Errors
+    /// [`PoolError::DamagedWord`].
+    pub(crate) fn address(&self, page: PageRef) -> Result<*mut u8, PoolError> {
+        self.address_of(page, self.held(page)).ok_or_else(|| self.damaged_word(page))
     }
 
-    /// As [`address`](Core::address), for a caller that has the state.
+    /// As [`address`](Core::address), for a caller that has the state. None if the word names a
+    /// slot that is not the page's.
     #[inline(always)]
-    pub(crate) fn address_of(&self, page: PageRef, state: &PageState) -> *mut u8 {
-        match &self.slots {
-            None => self.own_address(page.id),
-            Some(slots) => self.address_in(slots, page.id, state.held_slot(self.slot_mask)),
+    pub(crate) fn address_of(&self, page: PageRef, state: &PageState) -> Option<*mut u8> {
+        let Some(slots) = &self.slots else { return Some(self.own_address(page.id)) };
+        match state.held_slot(self.slot_mask) {
+            0 => Some(self.own_address(page.id)),
+            slot => slots.is_of(slot, page.id).then(|| slots.address(slot)),
         }
     }
 
-    /// Where a page was in memory when its word was `seen`. Mapped in any case.
+    /// Where a page was in memory when its word was `seen`. Mapped in any case, also if the word is
+    /// damaged: there are addresses for all numbers of slots that fit a word.
     #[inline(always)]
     pub(crate) fn address_seen(&self, page: PageRef, seen: Word) -> *mut u8 {
         match &self.slots {
@@ -371,12 +377,16 @@ impl Core {
 
     /// The bytes of a page that the caller holds, shared or exclusively.
     ///
+    /// # Errors
+    /// [`PoolError::DamagedWord`].
+    ///
     /// # Safety
     /// The page is resident, and held for as long as `'a`.
-    pub(crate) unsafe fn bytes<'a>(&self, page: PageRef) -> &'a [u8] {
-        // SAFETY: `page` lies in a slot or on the surface (it passed `look`), its memory is
+    pub(crate) unsafe fn bytes<'a>(&self, page: PageRef) -> Result<&'a [u8], PoolError> {
+        let address = self.address(page)?;
+        // SAFETY: `page` lies in its slot or on the surface (it passed `look`), its memory is
         // resident, and the caller's lock excludes writers.
-        unsafe { std::slice::from_raw_parts(self.address(page), page.bytes()) }
+        Ok(unsafe { std::slice::from_raw_parts(address, page.bytes()) })
     }
 
     /// Waits until `wanted` may be possible. `seen` is the word that made the caller wait.

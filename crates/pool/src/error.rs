@@ -159,6 +159,32 @@ pub enum PoolError {
     /// The kernel does not take the memory of free slots from the process.
     #[error("the kernel does not take back the memory of the pool: is it locked (mlockall)?")]
     MemoryKept,
+    /// The word that says in which slot of memory a page is names another page's slot, or none that
+    /// there is: other code of this process has written to it, or the machine's memory is faulty.
+    /// The pool has not used that slot. If it knows the right one, it has put the word right, and
+    /// nothing is lost: the next attempt succeeds.
+    #[error(
+        "the state word of {page} names slot {slot}, which is not that of the page (the pool has \
+         {slots} slots): the memory of this process is damaged; close the store, and check the \
+         program and the machine's memory"
+    )]
+    DamagedWord {
+        /// The page.
+        page: PageRef,
+        /// The slot that the word names.
+        slot: u64,
+        /// The number of slots.
+        slots: u64,
+    },
+    /// There is no memory for the record of the pages in slots.
+    #[error(
+        "no memory for the record of {slots} slots (8 bytes for each): translate by the MMU, or \
+         open with a smaller pool"
+    )]
+    NoSlotRecord {
+        /// The number of slots.
+        slots: u64,
+    },
     /// A background thread could not be started.
     #[error("starting a background thread failed: {0}; ask for fewer, or raise the limit")]
     Thread(#[source] io::Error),

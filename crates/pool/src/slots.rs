@@ -21,6 +21,11 @@
 //! slot back, and then the frames. An optimistic reader with an older word may read the bytes of
 //! another page. It finds that the version has changed.
 //!
+//! A word that was damaged may name a slot of another page, or one that there is not. The slots
+//! have a record of their own of the pages in them (`slot_owners.rs`), which every thread asks that
+//! locks a page (`residence/slot_check.rs`). Optimistic readers do not ask it. So there are
+//! addresses for every number that fits the word. Beyond the last slot these readers find zeros.
+//!
 //! Slots and the surface share the pool's memory ([`Memory`]). A slot has memory from its first use
 //! on, free or not. If pages on the surface need that memory, free slots lose theirs (`trim`), and
 //! get new memory when they are needed again. A huge page is split before one of its slots loses
@@ -45,8 +50,9 @@ use vellum_vm::{Advice, BackendChoice, Entry, HUGE_PAGES, PAGE_SIZE, PageRange, 
 
 use crate::device::{Device, RegisteredMemory};
 use crate::error::PoolError;
-use crate::page::PageRef;
 use crate::page::state::SlotMask;
+use crate::page::{PageId, PageRef};
+use crate::slot_owners::SlotOwners;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// Lists of free slots, so that threads share few of them.
@@ -68,6 +74,9 @@ pub(crate) struct Slots {
     /// Frames of a slot.
     frames: u64,
     mask: SlotMask,
+    /// The number of slots.
+    count: u64,
+    owners: SlotOwners,
     use_when: UseSlots,
     /// Whether new pages lie in slots.
     are_used: AtomicBool,
@@ -243,7 +252,9 @@ impl Slots {
         }
         let frames = u64::from(frames.max(1));
         let end = most - most % frames;
-        let surface = Surface::reserve(end, BackendChoice::Auto)?;
+        let mask = SlotMask::for_frames(end);
+        // Mapped memory for every number that fits the word, which may be damaged.
+        let surface = Surface::reserve(mask.largest() + frames, BackendChoice::Auto)?;
         // No read needs to populate a slot: it has memory, or gets it by the read.
         surface.claimed_by_owner();
         let chunks = match huge && HUGE_PAGES.is_multiple_of(frames) && surface.can_collapse() {
@@ -257,7 +268,9 @@ impl Slots {
             registered: device.registered_memory(&surface),
             surface,
             frames,
-            mask: SlotMask::for_frames(end),
+            mask,
+            count: end / frames,
+            owners: SlotOwners::new(end)?,
             use_when,
             are_used: AtomicBool::new(use_when == UseSlots::Always),
             memory: Memory { capacity: Setting::new(capacity), used: AtomicU64::new(0) },
@@ -303,7 +316,34 @@ impl Slots {
         self.mask
     }
 
-    /// The memory of all slots.
+    /// The number of slots.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Whether a page is in the slot, by the record. False of a slot that there is not.
+    #[inline(always)]
+    pub(crate) fn is_of(&self, slot: u64, page: PageId) -> bool {
+        self.owners.is_of(slot, page)
+    }
+
+    /// Notes that a page is in a slot which the caller has taken for it.
+    pub(crate) fn assign(&self, slot: u64, page: PageId) {
+        self.owners.set(slot, page);
+    }
+
+    /// The slot that a page is in by the record, which the caller holds exclusively. Slow.
+    pub(crate) fn find(&self, page: PageId) -> Option<u64> {
+        self.owners.find(page)
+    }
+
+    /// Notes that the page leaves the slot that it is in. The caller holds the page exclusively,
+    /// and gives the slot back when it has changed the page's word.
+    pub(crate) fn vacate(&self, slot: u64) {
+        self.owners.clear(slot);
+    }
+
+    /// The memory of all slots, and addresses behind them for numbers that are none.
     pub(crate) fn surface(&self) -> &Surface {
         &self.surface
     }

@@ -194,6 +194,7 @@ fn owner_fields(owner: &OwnerStat) -> Vec<(&'static str, String)> {
         ("pages evicted", pool.evictions.to_string()),
         ("waits for memory", pool.frame_waits.to_string()),
         ("pages repaired", pool.repairs.to_string()),
+        ("damaged state words", pool.damaged_words.to_string()),
     ]
 }
 
@@ -247,6 +248,7 @@ fn pool_json(pool: &PoolStats) -> Value {
         "allocations": pool.allocations,
         "frees": pool.frees,
         "repairs": pool.repairs,
+        "damaged_words": pool.damaged_words,
         "read_latency": latency(&pool.read_latency),
         "write_latency": latency(&pool.write_latency),
     })

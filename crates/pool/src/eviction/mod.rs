@@ -294,21 +294,37 @@ impl Eviction {
             let (state, seen) = self.core.look_at_known(page);
             if seen.state() == State::Marked && !seen.is_dirty() && state.try_lock(seen) {
                 // The page may have been freed since, and another page may have its place.
-                if self.core.policy.contains(page) {
-                    locked.push(page);
-                } else {
+                if !self.core.policy.contains(page) {
                     self.core.unlock(page, Leave::Unlocked, false);
+                } else if self.is_sound(page) {
+                    locked.push(page);
                 }
             }
         }
         for (page, &written) in dirty.take().into_iter().zip(written) {
             if written && self.core.held(page).try_upgrade() {
-                locked.push(page);
+                if self.is_sound(page) {
+                    locked.push(page);
+                }
             } else {
                 self.core.unlock_shared(page);
+                if !written {
+                    self.core.repair_word(page);
+                }
             }
         }
         locked
+    }
+
+    /// Whether the word of a page that this thread holds exclusively is sound. Otherwise the page
+    /// stays, and is unlocked.
+    fn is_sound(&self, page: PageRef) -> bool {
+        let is_sound = self.core.is_sound(page);
+        if !is_sound {
+            let error = self.core.refuse_exclusive(page, false);
+            *lock(&self.failure) = Some(error.to_string());
+        }
+        is_sound
     }
 
     /// Wakes a background thread if frames run short.

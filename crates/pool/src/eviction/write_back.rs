@@ -144,12 +144,20 @@ impl Writer {
     ) -> Vec<Result<(), PoolError>> {
         let mut newest_lsn = 0;
         let mut writes = Vec::with_capacity(pages.len());
-        for (page, head) in pages.iter().zip(heads.iter_mut()) {
+        let mut results: Vec<_> = pages.iter().map(|_| Ok(())).collect();
+        for ((at, page), head) in pages.iter().enumerate().zip(heads.iter_mut()) {
             // SAFETY: the caller holds the page shared, and it is resident because it is held.
-            let (in_memory, body) = unsafe { core.bytes(*page) }.split_at(PAGE_SIZE);
+            let (in_memory, body) = match unsafe { core.bytes(*page) } {
+                Ok(bytes) => bytes.split_at(PAGE_SIZE),
+                Err(damaged) => {
+                    // The file keeps what it has, and the page stays dirty.
+                    results[at] = Err(damaged);
+                    continue;
+                }
+            };
             head.copy_from_slice(in_memory);
             newest_lsn = newest_lsn.max(core.format.seal(*page, head, body));
-            writes.push(Write { page: page.id.0, parts: [head, body], result: Ok(()) });
+            writes.push((at, Write { page: page.id.0, parts: [head, body], result: Ok(()) }));
         }
         // A checkpoint may have written pages while the caller held them. If it has written all,
         // there is nothing to ask the format.
@@ -169,12 +177,11 @@ impl Writer {
         // From here on `wait` waits for this batch. So a checkpoint that finds a page clean, or
         // makes it clean, and then waits, knows that nothing writes the page any more.
         let batch = self.begin();
-        let of_dirty = (0..).zip(writes).filter(|(at, _)| is_dirty(&pages[*at]));
+        let of_dirty = writes.into_iter().filter(|(at, _)| is_dirty(&pages[*at]));
         let (places, mut writes): (Vec<usize>, Vec<_>) = of_dirty.unzip();
         if !writes.is_empty() {
             write_to(device, core, &mut writes);
         }
-        let mut results: Vec<_> = pages.iter().map(|_| Ok(())).collect();
         for (at, write) in places.into_iter().zip(writes) {
             let page = pages[at];
             match write.result {

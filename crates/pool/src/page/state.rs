@@ -94,6 +94,17 @@ impl SlotMask {
         SlotMask((frames + 1).next_power_of_two() - 1)
     }
 
+    /// As much of a number as words have room for.
+    #[cfg(feature = "testing")]
+    pub(crate) const fn cut(self, slot: u64) -> u64 {
+        slot & self.0
+    }
+
+    /// The largest number that a word may have for a slot, though the pool may have fewer.
+    pub(crate) const fn largest(self) -> u64 {
+        self.0
+    }
+
     /// What the version grows by.
     const fn version_step(self) -> u64 {
         self.0 + 1

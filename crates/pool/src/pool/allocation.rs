@@ -86,7 +86,7 @@ impl Pool {
         reserved.keep();
         self.core.admit(page);
         self.core.counters.count(Event::Allocate);
-        Ok(Some(ExclusiveGuard::new(&self.core, self.core.held(page), page, true)))
+        ExclusiveGuard::new(&self.core, self.core.held(page), page, true).map(Some)
     }
 
     /// Makes a page resident and dirty, with these bytes in the place of those that the file has.
@@ -106,7 +106,7 @@ impl Pool {
         self.core.claim_unallocated(page, &mut reserved)?;
         reserved.keep();
         self.core.admit(page);
-        let mut guard = ExclusiveGuard::new(&self.core, self.core.held(page), page, true);
+        let mut guard = ExclusiveGuard::new(&self.core, self.core.held(page), page, true)?;
         guard.copy_from_slice(bytes);
         Ok(())
     }
@@ -405,7 +405,7 @@ impl Pool {
         // The lock is held to the end, so that `snapshot_space` finds each page here or free.
         lock(&self.deferred).retain(|page| match self.try_free(*page) {
             Ok(is_free) => !is_free,
-            Err(PoolError::Release { .. }) => true,
+            Err(PoolError::Release { .. } | PoolError::DamagedWord { .. }) => true,
             Err(error) => {
                 // A retry might hit the page that gets this place next.
                 tracing::warn!("{page} could not be freed: {error}");
@@ -430,6 +430,9 @@ impl Pool {
         if !self.core.policy.contains(page) {
             self.core.unlock(page, Leave::Unlocked, false);
             return Err(PoolError::WrongSize(page));
+        }
+        if !self.core.is_sound(page) {
+            return Err(self.core.refuse_exclusive(page, false));
         }
         let released = self.core.release_freed(page);
         released.map_err(|source| PoolError::Release { page, source })?;

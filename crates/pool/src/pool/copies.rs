@@ -88,7 +88,7 @@ impl Pool {
         let (mut copies, mut copied) = (Vec::with_capacity(dirty.len()), 0);
         for id in dirty {
             let Some(page) = self.wait_to_hold_dirty(id) else { continue };
-            let guard = SharedGuard::new(&self.core, self.core.held(page), page);
+            let guard = SharedGuard::new(&self.core, self.core.held(page), page)?;
             copied += u64::from(page.frames);
             if copied > frames {
                 return Ok(None);
@@ -172,7 +172,8 @@ impl Pool {
                 State::Shared(SHARED_HOLDERS_MAX) => return None,
                 State::Unlocked | State::Marked | State::Shared(_) if seen.is_dirty() => {
                     if state.try_join(seen) {
-                        let guard = SharedGuard::new(&self.core, state, self.core.whole(page.id));
+                        let whole = self.core.whole(page.id);
+                        let guard = SharedGuard::new(&self.core, state, whole).ok()?;
                         return (guard.page() == page).then_some(guard);
                     }
                 }

@@ -82,10 +82,10 @@ impl Pool {
         let (state, seen) = self.core.look(page)?;
         if page.frames == 1 && seen.is_readable() && state.try_lock_shared(seen) {
             self.core.counters.count(Event::Hit);
-            return Ok(SharedGuard::new(&self.core, state, page));
+            return SharedGuard::new(&self.core, state, page);
         }
         self.lock_shared(page)?;
-        Ok(SharedGuard::new(&self.core, self.core.held(page), page))
+        SharedGuard::new(&self.core, self.core.held(page), page)
     }
 
     /// As [`fix_shared`](Pool::fix_shared), whatever the page's state; returns with the lock.
@@ -134,10 +134,10 @@ impl Pool {
         let (state, seen) = self.core.look(page)?;
         if page.frames == 1 && seen.is_resident_unheld() && state.try_lock(seen) {
             self.core.counters.count(Event::Hit);
-            return Ok(ExclusiveGuard::new(&self.core, state, page, false));
+            return ExclusiveGuard::new(&self.core, state, page, false);
         }
         self.lock_exclusive(page, None)?;
-        Ok(ExclusiveGuard::new(&self.core, self.core.held(page), page, false))
+        ExclusiveGuard::new(&self.core, self.core.held(page), page, false)
     }
 
     /// As [`fix_exclusive`](Pool::fix_exclusive), but waits for other holders for a few
@@ -151,7 +151,8 @@ impl Pool {
             return Err(PoolError::ReadOnly);
         }
         let locked = self.lock_exclusive(page, Some(BRIEF_ROUNDS))?;
-        Ok(locked.then(|| ExclusiveGuard::new(&self.core, self.core.held(page), page, false)))
+        let guard = || ExclusiveGuard::new(&self.core, self.core.held(page), page, false);
+        locked.then(guard).transpose()
     }
 
     /// As [`fix_exclusive`](Pool::fix_exclusive), whatever the page's state; returns with the lock,
@@ -343,14 +344,22 @@ pub struct ExclusiveGuard<'a> {
 
 impl<'a> ExclusiveGuard<'a> {
     /// For a resident page that the caller has locked exclusively.
-    #[inline]
+    ///
+    /// # Errors
+    /// [`PoolError::DamagedWord`]. The page is unlocked then.
+    #[inline(always)]
     pub(crate) fn new(
         core: &'a Core,
         state: &'a PageState,
         page: PageRef,
         dirty: bool,
-    ) -> ExclusiveGuard<'a> {
-        ExclusiveGuard { core, state, page, address: Address(core.address_of(page, state)), dirty }
+    ) -> Result<ExclusiveGuard<'a>, PoolError> {
+        match core.address_of(page, state) {
+            Some(address) => {
+                Ok(ExclusiveGuard { core, state, page, address: Address(address), dirty })
+            }
+            None => Err(core.refuse_exclusive(page, dirty)),
+        }
     }
 
     /// The page.
@@ -409,9 +418,19 @@ pub struct SharedGuard<'a> {
 
 impl<'a> SharedGuard<'a> {
     /// For a resident page that the caller has locked shared.
-    #[inline]
-    pub(crate) fn new(core: &'a Core, state: &'a PageState, page: PageRef) -> SharedGuard<'a> {
-        SharedGuard { core, state, page, address: Address(core.address_of(page, state)) }
+    ///
+    /// # Errors
+    /// [`PoolError::DamagedWord`]. The page is unlocked then.
+    #[inline(always)]
+    pub(crate) fn new(
+        core: &'a Core,
+        state: &'a PageState,
+        page: PageRef,
+    ) -> Result<SharedGuard<'a>, PoolError> {
+        match core.address_of(page, state) {
+            Some(address) => Ok(SharedGuard { core, state, page, address: Address(address) }),
+            None => Err(core.refuse_shared(page, state)),
+        }
     }
 
     /// The page.
@@ -503,7 +522,8 @@ impl<'a> OptimisticGuard<'a> {
         if now == self.seen { Ok(()) } else { validate_changed(self.core, self.seen, now) }
     }
 
-    /// Locks the page exclusively if it is unchanged.
+    /// Locks the page exclusively if it is unchanged. Not if its state word is damaged: a fix says
+    /// so.
     ///
     /// Waits for shared holders (write-back is one), never for another writer. Callers that take
     /// locks from the root downwards and from left to right never wait for each other.
@@ -519,7 +539,13 @@ impl<'a> OptimisticGuard<'a> {
                     self.core.wait_for_holders(self.page, state, seen, &mut rounds);
                 }
                 _ if state.try_lock(seen) => {
-                    return Ok(ExclusiveGuard::new(self.core, state, self.page, false));
+                    let Some(address) = self.core.address_of(self.page, state) else {
+                        self.core.unlock_state(self.page, state, Leave::Unlocked, false);
+                        return Err(restart(self.core));
+                    };
+                    let OptimisticGuard { core, state, page, .. } = self;
+                    let address = Address(address);
+                    return Ok(ExclusiveGuard { core, state, page, address, dirty: false });
                 }
                 _ => {}
             }
@@ -527,7 +553,8 @@ impl<'a> OptimisticGuard<'a> {
     }
 
     /// Locks the page shared if it is unchanged. Never waits for a writer that holds the page, but
-    /// lets a writer go first that has waited for a millisecond.
+    /// lets a writer go first that has waited for a millisecond. Not if its state word is damaged:
+    /// a fix says so.
     pub fn upgrade_shared(self) -> Result<SharedGuard<'a>, Restart> {
         let (state, mut rounds) = (self.state, 0);
         loop {
@@ -536,7 +563,12 @@ impl<'a> OptimisticGuard<'a> {
                 return Err(restart(self.core));
             }
             if self.core.join_in_turn(self.page, state, seen, &mut rounds) {
-                return Ok(SharedGuard::new(self.core, state, self.page));
+                let Some(address) = self.core.address_of(self.page, state) else {
+                    self.core.unlock_shared_state(self.page, state);
+                    return Err(restart(self.core));
+                };
+                let OptimisticGuard { core, state, page, .. } = self;
+                return Ok(SharedGuard { core, state, page, address: Address(address) });
             }
         }
     }

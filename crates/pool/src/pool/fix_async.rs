@@ -51,8 +51,8 @@ impl<'a> Future for FixShared<'a> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Fix { pool, page, .. } = self.0;
         self.0.poll(cx).map(|locked| {
-            let guard =
-                locked.map(|()| SharedGuard::new(&pool.core, pool.core.held(page), page))?;
+            locked?;
+            let guard = SharedGuard::new(&pool.core, pool.core.held(page), page)?;
             pool.check_whole(page).map(|()| guard)
         })
     }
@@ -67,8 +67,8 @@ impl<'a> Future for FixExclusive<'a> {
             return Poll::Ready(Err(PoolError::ReadOnly));
         }
         self.0.poll(cx).map(|locked| {
-            let guard = locked
-                .map(|()| ExclusiveGuard::new(&pool.core, pool.core.held(page), page, false))?;
+            locked?;
+            let guard = ExclusiveGuard::new(&pool.core, pool.core.held(page), page, false)?;
             pool.check_whole(page).map(|()| guard)
         })
     }

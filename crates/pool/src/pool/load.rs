@@ -118,7 +118,7 @@ impl<'a> PendingRead<'a> {
         let (core, page) = (&*self.0.pool.core, self.0.page);
         self.0.read()?;
         core.unlock(page, Leave::Shared, false);
-        Ok(SharedGuard::new(core, core.held(page), page))
+        SharedGuard::new(core, core.held(page), page)
     }
 }
 
@@ -176,7 +176,7 @@ impl Pool {
                     }
                     if state.try_join(seen) {
                         self.core.counters.count(Event::Hit);
-                        let guard = SharedGuard::new(&self.core, self.core.held(page), page);
+                        let guard = SharedGuard::new(&self.core, self.core.held(page), page)?;
                         return self.check_whole(page).map(|()| FixOutcome::Resident(guard));
                     }
                 }
@@ -203,6 +203,7 @@ impl Pool {
                     if self.core.join_in_turn(page, state, seen, &mut rounds) {
                         self.core.counters.count(Event::Hit);
                         let guard = SharedGuard::new(&self.core, self.core.held(page), page);
+                        let guard = guard.ok()?;
                         return self.check_whole(page).ok().map(|()| guard);
                     }
                 }
@@ -258,7 +259,8 @@ impl Pool {
         let (_, place) = self.core.place_claimed(page, &mut reserved);
         reserved.keep();
         let started = Instant::now();
-        let read = AsyncRead { core: self.core.clone(), page, inner_before: Some(before), failure };
+        let (core, inner_before) = (self.core.clone(), Some(before));
+        let read = AsyncRead { core, page, in_slot, inner_before, failure };
         let done = ReadDone::new(move |result| {
             read.core.read_latency.record(started.elapsed(), 1);
             read.complete(result, event);
@@ -325,6 +327,7 @@ impl Pool {
 struct AsyncRead {
     core: Arc<Core>,
     page: PageRef,
+    in_slot: bool,
     /// The states of the inner frames before the claim; none once the page is published.
     inner_before: Option<InnerBefore>,
     failure: Option<Arc<LoadFailure>>,
@@ -357,8 +360,7 @@ impl Drop for AsyncRead {
         let Some(before) = self.inner_before.take() else { return };
         let source = io::Error::other("the page format panicked while it checked the page");
         self.fail(PoolError::Read { page: self.page, source });
-        let in_slot = self.core.held_slot(self.page) > 0;
         self.core.unclaim(self.page, before);
-        self.core.put_reserved_back(self.page.frames, in_slot);
+        self.core.put_reserved_back(self.page.frames, self.in_slot);
     }
 }

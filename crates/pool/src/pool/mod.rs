@@ -234,7 +234,13 @@ impl Pool {
 
     /// Writes pages and unlocks them.
     fn write_held(&self, held: HeldPages<'_>) -> Result<(), PoolError> {
-        self.eviction.writer.write(&*self.device, &held).into_iter().collect()
+        let written = self.eviction.writer.write(&*self.device, &held);
+        let written: Result<(), PoolError> = written.into_iter().collect();
+        drop(held);
+        if let Err(PoolError::DamagedWord { page, .. }) = written {
+            self.core.repair_word(page);
+        }
+        written
     }
 
     /// Holds the page that begins at `id` shared, if it is dirty and no thread writes to it.

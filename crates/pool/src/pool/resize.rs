@@ -107,6 +107,11 @@ impl Core {
         while !vacating.is_empty() && !slots.keep_apart(&mut vacating) && rounds < MOVE_ROUNDS {
             let mut pages = Vec::new();
             self.policy.for_each(&mut |page| {
+                // A page whose word is damaged, or one that leaves or comes at this moment.
+                let slot = self.slot_of(page.id);
+                if slot > 0 && !slots.is_of(slot, page.id) {
+                    self.repair_word(page);
+                }
                 if slots.is_vacating(self.slot_of(page.id)) {
                     pages.push(page);
                 }

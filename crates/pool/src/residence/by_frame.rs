@@ -38,7 +38,7 @@ impl Protocol for FrameStates {
     fn zero(&self, core: &Core, page: PageRef) -> Result<(), PoolError> {
         // SAFETY: the page lies on the surface, its claim has brought its memory and it is held
         // exclusively; what optimistic readers read of it is discarded.
-        unsafe { core.address(page).write_bytes(0, page.bytes()) };
+        unsafe { core.own_address(page.id).write_bytes(0, page.bytes()) };
         Ok(())
     }
 

@@ -55,10 +55,11 @@ impl Protocol for StateArray {
 
     /// If the kernel refuses to release the memory, the next claim of the page finds it there.
     fn unclaim(&self, core: &Core, page: PageRef, before: InnerBefore) {
-        let slot = core.held_slot(page);
+        let slot = core.true_slot(page);
         if slot == 0 {
             core.release_small(&mut [Entry::new(page.range())]);
         }
+        core.vacate(slot);
         unlock_inner(core, page, before.0);
         core.unlock(page, Leave::Evicted, false);
         if let (Some(slots), 1..) = (&core.slots, slot) {
@@ -184,7 +185,7 @@ fn populate_zeroed(core: &Core, page: PageRef) -> io::Result<()> {
     if !core.surface.fresh_pages_are_zeroed() {
         // SAFETY: the page lies on the surface, its memory is resident and it is held exclusively;
         // what optimistic readers read of it is discarded.
-        unsafe { core.address(page).write_bytes(0, page.bytes()) };
+        unsafe { core.own_address(page.id).write_bytes(0, page.bytes()) };
     }
     Ok(())
 }

@@ -32,6 +32,7 @@ use crate::sync::interleave;
 mod by_frame;
 mod by_page;
 mod protocol;
+mod slot_check;
 
 use protocol::inner_pages;
 pub(crate) use protocol::{ClaimOutcome, InnerBefore};
@@ -58,10 +59,23 @@ impl Core {
         seen: Word,
     ) -> Result<ClaimOutcome, PoolError> {
         let outcome = self.protocol().claim(self, page, state, seen);
-        let outcome = outcome.map_err(|errno| no_memory(page, errno))?;
+        let outcome = self.check_claim(page, outcome.map_err(|errno| no_memory(page, errno))?)?;
         let overlaps = || inner_pages(page).any(|inner| self.is_resident_head(inner));
         match outcome {
             ClaimOutcome::Blocked if overlaps() => Err(PoolError::WrongSize(page)),
+            outcome => Ok(outcome),
+        }
+    }
+
+    /// Undoes a claim if the word of the page, which was not resident, names a slot all the same.
+    /// Then the word is as it should be.
+    fn check_claim(&self, page: PageRef, outcome: ClaimOutcome) -> Result<ClaimOutcome, PoolError> {
+        match outcome {
+            ClaimOutcome::Ours(before) if self.held_slot(page) > 0 => {
+                let error = self.damaged_word(page);
+                self.unclaim(page, before);
+                Err(error)
+            }
             outcome => Ok(outcome),
         }
     }
@@ -73,7 +87,8 @@ impl Core {
     /// stale and unlocks the frame.
     ///
     /// # Errors
-    /// [`PoolError::InUse`] or [`PoolError::Populate`]. Nothing changed.
+    /// [`PoolError::InUse`], [`PoolError::Populate`] or [`PoolError::DamagedWord`]. Nothing
+    /// changed.
     pub(crate) fn claim_unallocated(
         &self,
         page: PageRef,
@@ -81,7 +96,8 @@ impl Core {
     ) -> Result<(), PoolError> {
         for _ in 0..RETRIES {
             let outcome = self.protocol().claim_unallocated(self, page);
-            if let ClaimOutcome::Ours(_) = outcome.map_err(|errno| no_memory(page, errno))? {
+            let outcome = outcome.map_err(|errno| no_memory(page, errno))?;
+            if let ClaimOutcome::Ours(_) = self.check_claim(page, outcome)? {
                 return self.fill_unallocated(page, reserved);
             }
             if is_settled(self.look_at_known(page))
@@ -111,6 +127,7 @@ impl Core {
     ) -> (&Surface, u64) {
         match (&self.slots, reserved.take_slot()) {
             (Some(slots), Some(slot)) => {
+                slots.assign(slot, page.id);
                 self.held(page).set_slot(slot);
                 (slots.surface(), slots.place(slot))
             }
@@ -126,9 +143,10 @@ impl Core {
     ) -> Result<(), PoolError> {
         if reserved.is_in_slot() {
             self.place_claimed(page, reserved);
+            let address = self.address(page)?;
             // SAFETY: the page lies in its slot, which is mapped, and is held exclusively; what
             // optimistic readers read of it is discarded.
-            unsafe { self.address(page).write_bytes(0, page.bytes()) };
+            unsafe { address.write_bytes(0, page.bytes()) };
         } else {
             self.protocol().zero(self, page)?;
         }
@@ -166,6 +184,7 @@ impl Core {
         result: io::Result<()>,
         may_repair: bool,
     ) -> Result<(), PoolError> {
+        self.check_word(page)?;
         let is_pending = self.format.is_pending(page);
         let read = match (result, is_pending) {
             (result, true) if result.is_ok() || self.needs_no_read(page) => {
@@ -186,7 +205,7 @@ impl Core {
     fn check_read(&self, page: PageRef, result: io::Result<()>) -> Result<(), PoolError> {
         result.map_err(|source| PoolError::Read { page, source })?;
         // SAFETY: the page was just read and is held exclusively.
-        let bytes = unsafe { self.bytes(page) };
+        let bytes = unsafe { self.bytes(page) }?;
         Ok(self.format.verify(page, bytes)?)
     }
 
@@ -207,9 +226,10 @@ impl Core {
         if !matches!(error, PoolError::Damaged(_)) && !self.needs_no_read(page) {
             return Err(error);
         }
+        let address = self.address(page)?;
         // SAFETY: the page has memory, or gets it by this write, and is held exclusively; what
         // optimistic readers read of it is discarded.
-        let bytes = unsafe { slice::from_raw_parts_mut(self.address(page), page.bytes()) };
+        let bytes = unsafe { slice::from_raw_parts_mut(address, page.bytes()) };
         // First, so that a checkpoint which begins during the repair waits for the page and writes
         // it. A poisoned pool writes nothing, and could never evict the page.
         let is_dirty = self.check_poison().is_ok();
@@ -262,9 +282,16 @@ impl Core {
         }
     }
 
+    /// Notes that a page which the caller holds exclusively leaves its slot, if it is in one.
+    fn vacate(&self, slot: u64) {
+        if let (Some(slots), 1..) = (&self.slots, slot) {
+            slots.vacate(slot);
+        }
+    }
+
     /// Releases the memory of admitted pages, with one call for all, and evicts the pages; one
-    /// result for each. The caller holds the pages exclusively, and no reference to their bytes is
-    /// left.
+    /// result for each. The caller holds the pages exclusively, and has checked their words; no
+    /// reference to their bytes is left.
     ///
     /// EBUSY is an ordinary answer: the page lies in a huge page that is pinned for I/O or that the
     /// collapser is building, or, on exmap, the page's own I/O still pins it. A page whose release
@@ -273,6 +300,7 @@ impl Core {
         let protocol = self.protocol();
         pages.iter().for_each(|page| protocol.begin_release(self, *page, Leave::Evicted));
         let slots: Vec<u64> = pages.iter().map(|page| self.held_slot(*page)).collect();
+        slots.iter().for_each(|slot| self.vacate(*slot));
         let on_surface = pages.iter().zip(&slots).filter(|(_, slot)| **slot == 0);
         let mut entries: Vec<Entry> =
             on_surface.map(|(page, _)| protocol.entry(self, *page)).collect();
@@ -309,6 +337,7 @@ impl Core {
             }
             None => self.release_small(slice::from_mut(&mut entry)),
         }
+        self.vacate(slot);
         self.end_release(page, Leave::Free, entry.result)?;
         self.give_back_frames(page, slot);
         Ok(())
@@ -329,7 +358,7 @@ impl Core {
     }
 
     /// Moves a page from its slot to one of a chunk that stays when the pool shrinks. False if it
-    /// is in none, if a thread holds it, or if no slot is free.
+    /// is in none, if a thread holds it, if its word is damaged, or if no slot is free.
     ///
     /// The thread holds the page exclusively while it copies the bytes. An optimistic reader with
     /// an older word reads the old slot, and finds that the version has changed.
@@ -350,6 +379,12 @@ impl Core {
             slots.give_back(to);
             return false;
         }
+        if !self.is_sound(page) {
+            self.refuse_exclusive(page, false);
+            slots.give_back(to);
+            return false;
+        }
+        slots.assign(to, page.id);
         state.move_slot(from, to);
         interleave();
         let bytes = slots.frames() as usize * PAGE_SIZE;
@@ -357,6 +392,7 @@ impl Core {
         // and the other slot is this thread's; what optimistic readers read of it is discarded.
         unsafe { slots.address(from).copy_to_nonoverlapping(slots.address(to), bytes) };
         interleave();
+        slots.vacate(from);
         self.unlock(page, Leave::Unlocked, false);
         slots.give_back(from);
         true

@@ -31,7 +31,7 @@ fn pool(states: StatePlace) -> Option<Pool> {
 /// Has the kernel hold a page's first frame until what is returned goes.
 fn hold(pool: &Pool, page: PageRef) -> (PipeReader, PipeWriter) {
     let (reader, writer) = io::pipe().unwrap();
-    let part = libc::iovec { iov_base: pool.core.address(page).cast(), iov_len: 4096 };
+    let part = libc::iovec { iov_base: pool.core.own_address(page.id).cast(), iov_len: 4096 };
     // SAFETY: the page is only read.
     let held = unsafe { libc::vmsplice(writer.as_raw_fd(), &raw const part, 1, 0) };
     assert_eq!(held, 4096, "{}", io::Error::last_os_error());

@@ -44,9 +44,11 @@ pub enum Event {
     Free,
     /// A page that could not be read, or that was damaged, was made anew.
     Repair,
+    /// A state word named a slot that was not the page's.
+    DamagedWord,
 }
 
-const EVENTS: usize = Event::Repair as usize + 1;
+const EVENTS: usize = Event::DamagedWord as usize + 1;
 
 #[repr(align(128))]
 #[derive(Debug, Default)]

@@ -52,6 +52,10 @@ pub struct PoolStats {
     /// Pages that could not be read, or were damaged, and that the format repaired
     /// ([`PageFormat::repair`](crate::PageFormat::repair)).
     pub repairs: u64,
+    /// How often a page's state word was found that named another page's slot
+    /// ([`PoolError::DamagedWord`](crate::PoolError::DamagedWord)). More than 0 says that the
+    /// memory of the process is damaged.
+    pub damaged_words: u64,
     /// Time from the start of a read to its end.
     pub read_latency: Latency,
     /// Time that a page's write took, as part of its batch.
@@ -93,6 +97,7 @@ impl Pool {
             allocations: total(Event::Allocate),
             frees: total(Event::Free),
             repairs: total(Event::Repair),
+            damaged_words: total(Event::DamagedWord),
             read_latency: core.read_latency.summary(),
             write_latency: core.write_latency.summary(),
         }

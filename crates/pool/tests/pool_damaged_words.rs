@@ -1,0 +1,285 @@
+//! State words that a test damages, so that they name slots of other pages, or none that there is.
+//! Whatever finds such a word says so, uses no slot that is not the page's, and loses nothing.
+
+#![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
+
+mod common;
+
+use std::sync::Arc;
+
+use common::tasks::block_on;
+use common::{generation, new_page, open, options, push_out, stamp, stamped};
+use vellum_pool::device::MemoryDevice;
+use vellum_pool::{
+    PAGE_SIZE, PageRef, Pool, PoolError, PoolOptions, RawPages, Space, StatePlace, Translation,
+};
+
+/// The slots of the pools here. Words have room for numbers up to 127.
+const FRAMES: u64 = 64;
+
+fn table(frames: u64) -> PoolOptions {
+    let translation = Translation::Table;
+    PoolOptions { translation, states: StatePlace::Pages, evictors: 0, ..options(frames) }
+}
+
+/// A pool with pages that all lie in slots, stamped with their number, and with room for some more.
+fn pool() -> (Pool, Arc<MemoryDevice>, Vec<PageRef>) {
+    let device = Arc::new(MemoryDevice::new());
+    let pool = open(device.clone(), table(FRAMES));
+    let pages = (0..FRAMES / 2).map(|value| new_page(&pool, 1, value)).collect();
+    (pool, device, pages)
+}
+
+/// Numbers that the word of a page may have after damage: of another page's slot, of a free slot,
+/// and beyond the last one.
+fn wrong_slots(pool: &Pool, other: PageRef) -> [u64; 4] {
+    [pool.slot_of_page(other), FRAMES, FRAMES + 1, 127]
+}
+
+/// Checks that the error names the page, the slot, and the cause.
+fn assert_names<T>(result: Result<T, PoolError>, of: PageRef, named: u64) {
+    let error = result.err().unwrap();
+    let PoolError::DamagedWord { page, slot, slots } = error else { panic!("{error}") };
+    assert_eq!((page, slot, slots), (of, named, FRAMES));
+    let message = error.to_string();
+    assert!(message.contains(&format!("{of} names slot {named},")), "{message}");
+    assert!(message.contains("has 64 slots"), "{message}");
+    assert!(message.contains("memory of this process is damaged"), "{message}");
+}
+
+/// Checks that all pages have their contents, also after they have left and come back.
+fn assert_all(pool: &Pool, pages: &[PageRef]) {
+    for _ in 0..2 {
+        for (page, value) in pages.iter().zip(0..) {
+            assert_eq!(generation(pool, *page), Some(value), "{page}");
+        }
+        pool.sync().unwrap();
+        // More than the pool has frames.
+        let others: Vec<PageRef> = (0..2 * FRAMES).map(|_| new_page(pool, 1, 1)).collect();
+        pages.iter().for_each(|page| push_out(pool, *page, &others));
+        others.into_iter().for_each(|page| pool.free_page(page).unwrap());
+    }
+}
+
+/// Checks what a new pool finds in the file.
+fn assert_file(device: &Arc<MemoryDevice>, pages: &[PageRef]) {
+    let space = Space::new(FRAMES);
+    let again = Pool::open(device.clone(), Arc::new(RawPages), space, table(FRAMES)).unwrap();
+    for (page, value) in pages.iter().zip(0..) {
+        assert_eq!(generation(&again, *page), Some(value), "{page}");
+    }
+}
+
+#[test]
+fn a_get_of_a_damaged_word_is_an_error_and_the_next_one_finds_the_page() {
+    let (pool, _, pages) = pool();
+    for slot in wrong_slots(&pool, pages[1]) {
+        pool.damage_word(pages[5], slot);
+        assert_names(pool.fix_shared(pages[5]), pages[5], slot);
+        assert_eq!(generation(&pool, pages[5]), Some(5));
+        pool.damage_word(pages[5], slot);
+        assert_names(pool.begin_fix_shared(pages[5]), pages[5], slot);
+        pool.damage_word(pages[5], slot);
+        assert!(pool.fix_shared_resident(pages[5]).is_none());
+        pool.damage_word(pages[5], slot);
+        assert_names(block_on(pool.fix_shared_async(pages[5])), pages[5], slot);
+    }
+    assert_eq!(pool.stats().damaged_words, 16);
+    assert_all(&pool, &pages);
+}
+
+#[test]
+fn an_update_of_a_damaged_word_is_an_error_and_changes_no_other_page() {
+    let (pool, device, pages) = pool();
+    for slot in wrong_slots(&pool, pages[1]) {
+        pool.damage_word(pages[5], slot);
+        assert_names(pool.fix_exclusive(pages[5]), pages[5], slot);
+        pool.damage_word(pages[5], slot);
+        assert_names(pool.fix_exclusive_briefly(pages[5]), pages[5], slot);
+        pool.damage_word(pages[5], slot);
+        assert_names(block_on(pool.fix_exclusive_async(pages[5])), pages[5], slot);
+        stamp(&mut pool.fix_exclusive(pages[5]).unwrap(), pages[5], 5);
+    }
+    pool.sync().unwrap();
+    assert_file(&device, &pages);
+    assert_all(&pool, &pages);
+}
+
+/// An optimistic read does not look. It finds other bytes, and touches no memory that is not
+/// mapped; its lock is refused.
+#[test]
+fn an_optimistic_read_of_a_damaged_word_touches_mapped_memory() {
+    // More than the kernel gives in one step.
+    const LARGE: u64 = 64 << 8;
+    let pool = open(Arc::new(MemoryDevice::new()), table(LARGE));
+    let pages: Vec<PageRef> = (0..8).map(|value| new_page(&pool, 1, value)).collect();
+    let last = 2 * LARGE - 1;
+    for slot in [pool.slot_of_page(pages[1]), LARGE, LARGE + 1, last - 1, last] {
+        pool.damage_word(pages[5], slot);
+        let guard = pool.optimistic(pages[5]).unwrap();
+        assert_ne!(stamped(guard.bytes(), pages[5]), Some(5), "{slot}");
+        assert!(guard.upgrade_shared().is_err() && guard.upgrade().is_err());
+        pool.prefetch_bytes(pages[5], 0, PAGE_SIZE);
+        assert!(pool.try_optimistic(pages[5]).unwrap().upgrade().is_err());
+        assert!(matches!(pool.fix_exclusive(pages[5]), Err(PoolError::DamagedWord { .. })));
+        let guard = pool.optimistic(pages[5]).unwrap();
+        assert_eq!(stamped(guard.bytes(), pages[5]), Some(5));
+        drop(guard.upgrade().unwrap());
+        // A reader that restarts takes the lock in the end.
+        pool.damage_word(pages[5], slot);
+        let read =
+            pool.read(pages[5], |bytes| stamped(bytes, pages[5]).ok_or(vellum_pool::Restart));
+        assert!(matches!(read, Err(PoolError::DamagedWord { .. })));
+    }
+}
+
+/// A page that is not in memory is in no slot, whatever its word says.
+#[test]
+fn a_miss_of_a_damaged_word_is_an_error_and_the_next_one_reads_the_page() {
+    let (pool, _, pages) = pool();
+    pool.sync().unwrap();
+    let slots = wrong_slots(&pool, pages[1]);
+    let others: Vec<PageRef> = (0..2 * FRAMES).map(|_| new_page(&pool, 1, 1)).collect();
+    for slot in slots {
+        push_out(&pool, pages[5], &others);
+        pool.damage_word(pages[5], slot);
+        assert_names(pool.fix_shared(pages[5]), pages[5], slot);
+        assert_eq!(generation(&pool, pages[5]), Some(5));
+        push_out(&pool, pages[5], &others);
+        pool.damage_word(pages[5], slot);
+        assert_names(block_on(pool.fix_exclusive_async(pages[5])), pages[5], slot);
+        assert_eq!(generation(&pool, pages[5]), Some(5));
+        push_out(&pool, pages[5], &others);
+        // A hint says nothing, and puts the word right.
+        pool.damage_word(pages[5], slot);
+        pool.evict_and_prefetch(&pages[5..6]);
+        assert_eq!(generation(&pool, pages[5]), Some(5));
+    }
+    others.into_iter().for_each(|page| pool.free_page(page).unwrap());
+    assert_all(&pool, &pages);
+}
+
+/// Evictions find the damaged words first. No page is lost, whether it has changed or not, and no
+/// slot has two pages afterwards.
+#[test]
+fn evictions_of_damaged_words_lose_no_page_and_no_slot() {
+    for synced in [false, true] {
+        let (pool, device, pages) = pool();
+        if synced {
+            pool.sync().unwrap();
+        }
+        let slots = wrong_slots(&pool, pages[9]);
+        for (page, slot) in pages[1..].iter().zip(slots) {
+            pool.damage_word(*page, slot);
+        }
+        let others: Vec<PageRef> = (0..2 * FRAMES).map(|_| new_page(&pool, 1, 1)).collect();
+        pages.iter().for_each(|page| push_out(&pool, *page, &others));
+        assert_eq!(pool.stats().damaged_words, 4, "{synced}");
+        others.into_iter().for_each(|page| pool.free_page(page).unwrap());
+        pool.sync().unwrap();
+        assert_file(&device, &pages);
+        assert_all(&pool, &pages);
+        assert!(pool.kernel_resident_pages().unwrap() <= FRAMES);
+    }
+}
+
+#[test]
+fn a_sync_of_a_damaged_word_is_an_error_and_the_next_one_writes_the_page() {
+    let (pool, device, pages) = pool();
+    for slot in wrong_slots(&pool, pages[9]) {
+        stamp(&mut pool.fix_exclusive(pages[4]).unwrap(), pages[4], 4);
+        pool.damage_word(pages[4], slot);
+        assert_names(pool.sync(), pages[4], slot);
+        // Nothing is poisoned, and the page is still dirty.
+        pool.check_writable().unwrap();
+        assert!(pool.dirty_pages() >= 1);
+        pool.sync().unwrap();
+        assert_eq!(pool.dirty_pages(), 0);
+        assert_file(&device, &pages);
+    }
+    assert_all(&pool, &pages);
+}
+
+/// A reader holds the page, so that nothing puts its word right: each write-back says so, and the
+/// file keeps what it has.
+#[test]
+fn a_write_back_of_a_damaged_word_never_writes_another_page_in_its_place() {
+    let (pool, device, pages) = pool();
+    pool.sync().unwrap();
+    for slot in wrong_slots(&pool, pages[9]) {
+        stamp(&mut pool.fix_exclusive(pages[4]).unwrap(), pages[4], 77);
+        let reader = pool.fix_shared(pages[4]).unwrap();
+        pool.damage_word(pages[4], slot);
+        for _ in 0..2 {
+            assert_names(pool.write_pages(&[pages[4].id]), pages[4], slot);
+            assert_names(pool.copy_dirty(10, 10), pages[4], slot);
+            assert_file(&device, &pages);
+        }
+        assert_eq!(stamped(&*reader, pages[4]), Some(77));
+        drop(reader);
+        // The first one finds the word, the other one the page.
+        assert_names(pool.fix_shared(pages[4]), pages[4], slot);
+        let copies = pool.copy_dirty(10, 10).unwrap().unwrap();
+        assert_eq!(stamped(copies[0].bytes(), pages[4]), Some(77));
+        pool.damage_word(pages[4], slot);
+        pool.clear_dirty_if_unchanged(&copies);
+        assert_eq!(pool.dirty_pages(), 1);
+        stamp(&mut pool.fix_exclusive(pages[4]).unwrap(), pages[4], 4);
+        pool.sync().unwrap();
+        assert_file(&device, &pages);
+    }
+}
+
+#[test]
+fn a_pool_changes_its_size_with_damaged_words() {
+    // Large pools move pages from one slot to another, in order to return whole huge pages.
+    for frames in [FRAMES, 64 << 8] {
+        let pool = open(Arc::new(MemoryDevice::new()), table(frames));
+        let pages: Vec<PageRef> = (0..frames).map(|value| new_page(&pool, 1, value)).collect();
+        pool.sync().unwrap();
+        let largest = (frames + 1).next_power_of_two() - 1;
+        let damaged: Vec<PageRef> = pages.iter().rev().step_by(5).copied().collect();
+        let others = pages.iter().rev().skip(2).step_by(5);
+        for (page, other) in damaged.iter().zip(others) {
+            let slot = if page.id.0 % 2 == 0 { pool.slot_of_page(*other) } else { largest };
+            pool.damage_word(*page, slot);
+        }
+        pool.resize(frames / 2 * PAGE_SIZE as u64).unwrap();
+        assert!(pool.kernel_resident_pages().unwrap() <= frames / 2);
+        pool.resize(frames * PAGE_SIZE as u64).unwrap();
+        let mut errors = 0;
+        for (page, value) in pages.iter().zip(0..) {
+            match pool.fix_shared(*page) {
+                Ok(guard) => assert_eq!(stamped(&*guard, *page), Some(value), "{page}"),
+                Err(PoolError::DamagedWord { .. }) => errors += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(errors < damaged.len());
+        for (page, value) in pages.iter().zip(0..) {
+            assert_eq!(generation(&pool, *page), Some(value), "{page}");
+        }
+    }
+}
+
+#[test]
+fn a_page_of_a_damaged_word_is_freed_by_the_next_attempt() {
+    let (pool, _, pages) = pool();
+    for (page, slot) in pages[1..5].iter().zip(wrong_slots(&pool, pages[9])) {
+        pool.damage_word(*page, slot);
+        assert_names(pool.free_page(*page), *page, slot);
+        pool.free_page(*page).unwrap();
+        // The word of a page that is not allocated.
+        pool.damage_word(*page, slot);
+        assert_names(pool.allocate(1), *page, slot);
+    }
+    let rest = &pages[5..];
+    for (page, value) in rest.iter().zip(5..) {
+        assert_eq!(generation(&pool, *page), Some(value), "{page}");
+    }
+    (0..4 * FRAMES).for_each(|_| _ = new_page(&pool, 1, 1));
+    for (page, value) in rest.iter().zip(5..) {
+        assert_eq!(generation(&pool, *page), Some(value), "{page}");
+    }
+}
