@@ -176,6 +176,17 @@ pub enum PoolError {
         /// The number of slots.
         slots: u64,
     },
+    /// The kernel refused address space for the slots of a pool that translates by table.
+    #[error(
+        "the kernel has no addresses for the {slots} slots of the pool: {source}; translate by \
+         the MMU, or open with a smaller pool"
+    )]
+    NoSlots {
+        /// The number of slots.
+        slots: u64,
+        /// What the kernel said, and the limit that it names.
+        source: SurfaceError,
+    },
     /// There is no memory for the record of the pages in slots.
     #[error(
         "no memory for the record of {slots} slots (8 bytes for each): translate by the MMU, or \

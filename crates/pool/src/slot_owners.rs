@@ -59,6 +59,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_record_without_memory_is_an_error_that_names_it() {
+        // Beyond the address space, and beyond what any number of bytes can say.
+        for slots in [1 << 45, 1 << 62] {
+            let error = SlotOwners::new(slots).unwrap_err();
+            assert!(matches!(error, PoolError::NoSlotRecord { .. }), "{error}");
+            assert!(error.to_string().contains(&format!("record of {slots} slots")), "{error}");
+        }
+    }
+
+    #[test]
     fn a_page_is_in_the_slot_that_it_was_put_into() {
         let owners = SlotOwners::new(8).unwrap();
         owners.set(8, PageId(0));

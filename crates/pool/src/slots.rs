@@ -254,7 +254,8 @@ impl Slots {
         let end = most - most % frames;
         let mask = SlotMask::for_frames(end);
         // Mapped memory for every number that fits the word, which may be damaged.
-        let surface = Surface::reserve(mask.largest() + frames, BackendChoice::Auto)?;
+        let surface = Surface::reserve(mask.largest() + frames, BackendChoice::Auto)
+            .map_err(|source| PoolError::NoSlots { slots: end / frames, source })?;
         // No read needs to populate a slot: it has memory, or gets it by the read.
         surface.claimed_by_owner();
         let chunks = match huge && HUGE_PAGES.is_multiple_of(frames) && surface.can_collapse() {
