@@ -37,13 +37,14 @@ use crate::store::gate::Freeze;
 use crate::store::header::Header;
 use crate::store::pages::PageStore;
 
-/// The frames that a paced checkpoint writes at once: 1 MiB.
-const PACED_FRAMES: u32 = 256;
+/// The frames that a paced checkpoint writes at once: 256 KiB. A commit that comes meanwhile waits
+/// for them.
+const PACED_FRAMES: u32 = 64;
 
 /// How long a paced checkpoint waits for changes before it writes its next pages all the same. With
 /// [`PAUSES`] of these, it writes some 12 MiB/s where there are none.
 const PAUSE: Duration = Duration::from_millis(1);
-pub(crate) const PAUSES: u32 = 80;
+pub(crate) const PAUSES: u32 = 20;
 
 /// How often a change asks for room in a full log while other changes have some.
 const ROOM_TRIES: u32 = 1000;
