@@ -19,6 +19,11 @@
 //! A thread that waits holds no lock on a frame, and a thread that evicts waits for nothing but its
 //! own I/O. A faulting thread holds at most pins while it waits for a lock. So no circle of threads
 //! waits.
+//!
+//! Some environments make circles of their own: storage that waits for a fault. Their machines have
+//! threads that write, and no fault does (`apart.rs`).
+
+mod apart;
 
 use core::ops::RangeInclusive;
 
@@ -31,6 +36,8 @@ use crate::policy::{Evictor, Policy};
 use crate::read_ahead::MOST_PAGES;
 use crate::statistics::{Count, Counters, Statistics};
 use crate::sync::{AtomicU64, Ordering};
+
+pub use apart::{Taken, Tried};
 
 /// Pages that are evicted or written at once, with one shootdown (paper, section 4.1).
 const BATCH: usize = 512;
@@ -335,8 +342,12 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         let mut attempt = 0;
         loop {
             match self.index.find(key) {
-                None if self.fill(key, ahead, place, run)? => return Ok(()),
-                None => {}
+                None => {
+                    let frame = self.take_frame()?;
+                    if self.fill(frame, key, ahead, place, run)? {
+                        return Ok(());
+                    }
+                }
                 Some(frame) => match self.frames.pin(frame, key) {
                     Pin::Pinned => {
                         self.note_hit(frame, self.own_counters());
@@ -386,16 +397,16 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         run.pages().iter().for_each(|page| self.frames.unpin(page.frame));
     }
 
-    /// Reads a page that is not in the cache, and pages after it, as far as frames are free for
-    /// them. Returns false if another thread was first.
+    /// Reads a page that is not in the cache into a free frame, and pages after it, as far as frames
+    /// are free for them. Returns false if another thread was first.
     fn fill(
         &self,
+        frame: Frame,
         key: Key,
         ahead: u32,
         place: Option<&M::Place>,
         run: &mut Run,
     ) -> Result<bool, Error<M::Error>> {
-        let frame = self.take_frame()?;
         if !self.enter(key, frame) {
             return Ok(false);
         }
@@ -463,7 +474,9 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
 
     /// Takes a frame that is free, or evicts pages until one is.
     fn take_frame(&self) -> Result<Frame, Error<M::Error>> {
-        let (mut failed, mut refused) = (None, Refused::None);
+        let writes_apart = self.machine.writes_apart();
+        let mut refused = if writes_apart { Refused::Dirty } else { Refused::None };
+        let (mut failed, mut asked) = (None, 0);
         for attempt in 0..PATIENCE {
             if let Some(frame) = self.free.take(self.machine.processor(), self.machine.node()) {
                 return Ok(frame);
@@ -471,6 +484,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             // After a failed write the file's dirty pages are left alone; after another one all.
             let any = attempt % TRUST == TRUST - 1;
             match self.evict_batch(refused, any) {
+                (0, None) if writes_apart => failed = self.machine.ask_to_write(&mut asked).err(),
                 (0, None) => {}
                 (0, Some((error, file))) => {
                     failed = Some(error);
@@ -640,8 +654,23 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         range: RangeInclusive<Key>,
         discard: bool,
     ) -> (Evicted, Result<(), M::Error>) {
+        if !discard && self.machine.writes_apart() {
+            return self.write_and_evict(range);
+        }
+        let (evicted, _, result) = self.evict_once(&range, discard, false);
+        (evicted, result)
+    }
+
+    /// Evicts the pages of a range that no caller has pinned, or the `clean` ones of them. Returns
+    /// also how many pages stay because they are dirty.
+    fn evict_once(
+        &self,
+        range: &RangeInclusive<Key>,
+        discard: bool,
+        clean: bool,
+    ) -> (Evicted, u64, Result<(), M::Error>) {
         let mut pages = [NO_PAGE; BATCH];
-        let (mut count, mut evicted, mut result) = (0, Evicted::default(), Ok(()));
+        let (mut count, mut evicted, mut dirty, mut result) = (0, Evicted::default(), 0, Ok(()));
         let mut flush = |pages: &mut [Page], evicted: &mut Evicted| {
             let (gone, error) = self.evict(pages, discard);
             evicted.pages += gone;
@@ -650,12 +679,13 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
                 result = Err(error);
             }
         };
-        self.for_each_in(&range, |key, frame| {
+        self.for_each_in(range, |key, frame| {
             let mut attempt = 0;
             loop {
-                match self.begin_eviction(key, frame) {
+                match self.begin_eviction(key, frame, clean) {
                     Departure::Gone => return,
                     Departure::Stays => return evicted.stay += 1,
+                    Departure::Dirty => return dirty += 1,
                     Departure::Leaves(page) => {
                         pages[count] = page;
                         count += 1;
@@ -677,7 +707,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             }
         });
         flush(&mut pages[..count], &mut evicted);
-        (evicted, result)
+        (evicted, dirty, result)
     }
 
     /// Calls a function for each page of a range in the cache, and its frame; perhaps for pages
@@ -700,13 +730,19 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         }
     }
 
-    /// Takes a page's frame for eviction, if nothing is in the way.
-    fn begin_eviction(&self, key: Key, frame: Frame) -> Departure {
-        if let Err(word) = self.frames.try_evict(frame, false) {
+    /// Takes a page's frame for eviction, if nothing is in the way; a `clean` page's only, if that
+    /// is asked for.
+    fn begin_eviction(&self, key: Key, frame: Frame, clean: bool) -> Departure {
+        if let Err(word) = self.frames.try_evict(frame, clean) {
             if word.state() == State::Free || self.frames.key(frame) != Some(key) {
                 return Departure::Gone;
             }
-            return if word.is_held() { Departure::Stays } else { Departure::Busy };
+            let is_dirty = clean && word.state() == State::Resident && word.is_dirty();
+            return match word.is_held() {
+                true => Departure::Stays,
+                false if is_dirty => Departure::Dirty,
+                false => Departure::Busy,
+            };
         }
         if self.frames.key(frame) != Some(key) {
             self.frames.keep(frame);
@@ -799,11 +835,14 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             self.count(Count::Shootdowns, 1);
         }
         let (mut written, mut first_error) = (0, None);
+        let unlock = |run: &[Page]| run.iter().for_each(|page| self.frames.unlock(page.frame));
         for run in ordinary.chunk_by(follows) {
             match self.write(run) {
                 Ok(()) => written += run.len() as u64,
                 Err(error) => first_error = first_error.or(Some(error)),
             }
+            // The next write may take long: these pages may be stored to, or leave, before it ends.
+            unlock(run);
         }
         for run in pinned.chunk_by(follows) {
             self.count(Count::Writes, 1);
@@ -811,8 +850,8 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
                 Ok(()) => written += run.len() as u64,
                 Err(error) => first_error = first_error.or(Some(error)),
             }
+            unlock(run);
         }
-        pages.iter().for_each(|page| self.frames.unlock(page.frame));
         (written, first_error)
     }
 
@@ -965,6 +1004,8 @@ enum Departure {
     Leaves(Page),
     /// A caller has pinned the page.
     Stays,
+    /// The page would have to be clean, and is dirty.
+    Dirty,
     /// Another thread has the frame for a moment.
     Busy,
     /// The frame has another page by now, or none.

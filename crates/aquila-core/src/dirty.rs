@@ -58,6 +58,21 @@ impl<'a> DirtySet<'a> {
         self.bits.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
     }
 
+    /// The first dirty frame from this one on.
+    pub(crate) fn next(&self, from: Frame) -> Option<Frame> {
+        let first = (from / u64::BITS) as usize;
+        // Frames before this one are none of the first word's.
+        let mut mask = u64::MAX << (from % u64::BITS);
+        for (at, word) in self.bits.iter().enumerate().skip(first) {
+            let bits = word.load(Ordering::Acquire) & mask;
+            if bits != 0 {
+                return Some(at as Frame * u64::BITS + bits.trailing_zeros());
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
+
     /// Sorts the keys of the dirty pages in a range, if no other thread uses the array.
     pub(crate) fn try_sort(&self, range: &RangeInclusive<Key>) -> Option<Sorted<'_>> {
         self.gate.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).ok()?;
@@ -167,6 +182,10 @@ mod tests {
         (0..frames as u32).filter(|frame| frame % 2 == 0).for_each(|frame| set.insert(frame));
         set.remove(0);
         assert_eq!(set.count(), 99);
+        for (from, next) in [(0, Some(2)), (2, Some(2)), (63, Some(64)), (197, Some(198))] {
+            assert_eq!(set.next(from), next);
+        }
+        assert_eq!((set.next(199), set.next(1000)), (None, None));
 
         let sorted = set.try_sort(&(key(0, 900)..=key(1, 899))).unwrap();
         let found: Vec<Key> = (0..).map_while(|position| sorted.get(position)).collect();

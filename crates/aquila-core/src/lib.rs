@@ -72,7 +72,7 @@ mod read_ahead;
 mod statistics;
 mod sync;
 
-pub use cache::{Access, Cache, Error, Evicted, Fault, Layout};
+pub use cache::{Access, Cache, Error, Evicted, Fault, Layout, Taken, Tried};
 pub use frame::{Frame, Key};
 pub use machine::{Machine, Page};
 pub use policy::{Clock, Evictor, Lru, Policy, S3Fifo};

@@ -76,6 +76,26 @@ pub trait Machine: Sync {
     /// attempt counts from zero.
     fn wait(&self, attempt: u32);
 
+    /// Whether threads of the machine's own write dirty pages ([`Cache::write_some`]). Then no
+    /// thread that needs a frame does: it evicts clean pages only, and asks for more. The machine
+    /// must see to it that there are some ([`Cache::taken`]).
+    ///
+    /// [`Cache::write_some`]: crate::Cache::write_some
+    /// [`Cache::taken`]: crate::Cache::taken
+    fn writes_apart(&self) -> bool {
+        false
+    }
+
+    /// Asks those threads to write. `asked` is zero at first, and the same each time that a thread
+    /// asks for the same reason.
+    ///
+    /// # Errors
+    /// They have tried everything since that thread first asked, and what the storage said.
+    fn ask_to_write(&self, asked: &mut u64) -> Result<(), Self::Error> {
+        let _ = asked;
+        Ok(())
+    }
+
     /// Whether a page was accessed since the last call, where page tables tell that.
     fn was_accessed(&self, page: Page) -> bool {
         let _ = page;

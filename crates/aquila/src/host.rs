@@ -24,9 +24,9 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicU16, AtomicU64, AtomicUsize, Ordering, fence,
+    AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::fs::{FallocateFlags, fallocate, fdatasync, fstat, ftruncate};
 use rustix::io::Errno;
@@ -38,6 +38,7 @@ use crate::descriptor::Descriptor;
 use crate::generation::{self, Generation};
 use crate::place::{self, Mapped, Place, of_file, runs};
 use crate::probe::{Frames, Userfaultfd};
+use crate::writers::Desk;
 use crate::{PAGE_SIZE, sys};
 
 /// Files that a cache can have at one time.
@@ -131,6 +132,31 @@ pub(crate) struct HostFile {
     /// Whether a sync has failed. One thread syncs at a time, because the system reports an error
     /// of its own write-back to one of them only.
     sync_failed: Mutex<bool>,
+    /// Whether a thread of the cache that writes pages writes those of this file, and the frame at
+    /// which the next one begins.
+    is_writing: AtomicBool,
+    next_to_write: AtomicU32,
+}
+
+/// The file's pages are the thread's to write while this lives.
+pub(crate) struct Turn<'f>(&'f HostFile);
+
+impl Turn<'_> {
+    /// The frame to begin at.
+    pub(crate) fn next(&self) -> u32 {
+        self.0.next_to_write.load(Ordering::Relaxed)
+    }
+
+    /// The next thread begins at this frame.
+    pub(crate) fn end_at(self, frame: u32) {
+        self.0.next_to_write.store(frame, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.is_writing.store(false, Ordering::Release);
+    }
 }
 
 impl HostFile {
@@ -149,6 +175,8 @@ impl HostFile {
             poisoning: Mutex::new(()),
             is_poisoning: AtomicBool::new(false),
             sync_failed: Mutex::new(false),
+            is_writing: AtomicBool::new(false),
+            next_to_write: AtomicU32::new(0),
         }
     }
 
@@ -239,6 +267,12 @@ impl HostFile {
         let synced = fdatasync(self.writer()?);
         *failed = synced.is_err();
         synced.map(|()| true)
+    }
+
+    /// Lets the thread write pages of the file, if no other thread that does nothing else does.
+    pub(crate) fn begin_writing(&self) -> Option<Turn<'_>> {
+        let was_writing = self.is_writing.swap(true, Ordering::Acquire);
+        (!was_writing).then(|| Turn(self))
     }
 
     /// Where the frames are. It stays so while the thread has a frame with a page of the file for
@@ -354,8 +388,14 @@ pub(crate) struct Host {
     /// page in which the file ended then.
     lengths: Box<[AtomicU16]>,
     /// What is between a file and its memory file. A thread takes one that no other thread has.
-    buffers: Box<[Mutex<Box<[u8]>>]>,
+    /// Those that write have buffers of their own, because they may wait for faults.
+    buffers: Buffers,
+    buffers_for_writing: Buffers,
+    /// Where to ask for pages to be written, if threads of the cache do that.
+    pub(crate) desk: Option<Arc<Desk>>,
 }
+
+type Buffers = Box<[Mutex<Box<[u8]>>]>;
 
 impl Host {
     pub(crate) fn new(
@@ -364,7 +404,9 @@ impl Host {
         choice: Frames,
         processors: usize,
         frames: u32,
+        desk: Option<Arc<Desk>>,
     ) -> Self {
+        // A buffer that no thread has used takes no memory.
         let buffer = || Mutex::new(vec![0; BUFFER + PAGE_SIZE].into_boxed_slice());
         Self {
             cache,
@@ -377,6 +419,8 @@ impl Host {
             files: (0..MOST_FILES).map(|_| HostFile::new()).collect(),
             lengths: (0..frames).map(|_| AtomicU16::new(0)).collect(),
             buffers: (0..2 * processors).map(|_| buffer()).collect(),
+            buffers_for_writing: (0..2 * processors).map(|_| buffer()).collect(),
+            desk,
         }
     }
 
@@ -522,12 +566,12 @@ impl Host {
 
     /// Calls a function with a buffer, whose address is a multiple of a page. Threads that have one
     /// do I/O and wait for nothing else.
-    fn with_buffer<T>(&self, f: impl FnOnce(&mut [u8]) -> T) -> T {
+    fn with_buffer<T>(&self, of: &Buffers, f: impl FnOnce(&mut [u8]) -> T) -> T {
         let first = sched_getcpu();
         let mut attempt = 0;
         loop {
-            for step in 0..self.buffers.len() {
-                let buffer = &self.buffers[(first + step) % self.buffers.len()];
+            for step in 0..of.len() {
+                let buffer = &of[(first + step) % of.len()];
                 // It is not poisoned, because nothing panics that has it.
                 if let Ok(mut buffer) = buffer.try_lock() {
                     let start = buffer.as_ptr().align_offset(PAGE_SIZE);
@@ -700,7 +744,7 @@ impl Machine for Host {
             return Err(Errno::BADF.into());
         }
         file.wait_for_poisoning();
-        self.with_buffer(|buffer| {
+        self.with_buffer(&self.buffers, |buffer| {
             let bytes = &mut buffer[..run.len() * PAGE_SIZE];
             let length = file.read_pages(bytes, offset(&run[0]))?;
             if length <= bytes.len() - PAGE_SIZE {
@@ -733,7 +777,7 @@ impl Machine for Host {
         for part in run.chunks(MOST_PAGES as usize) {
             let start = offset(&part[0]);
             let length = (part.len() * PAGE_SIZE).min(end.saturating_sub(start) as usize);
-            self.with_buffer(|buffer| {
+            self.with_buffer(&self.buffers_for_writing, |buffer| {
                 let bytes = &mut buffer[..part.len() * PAGE_SIZE];
                 read_fully(memory, bytes, start)?;
                 for (page, bytes) in part.iter().zip(bytes.chunks_mut(PAGE_SIZE)) {
@@ -824,6 +868,14 @@ impl Machine for Host {
             }
         }
         leaving.drop_all();
+    }
+
+    fn writes_apart(&self) -> bool {
+        self.desk.is_some()
+    }
+
+    fn ask_to_write(&self, asked: &mut u64) -> Result<(), Failure> {
+        self.desk.as_ref().map_or(Ok(()), |desk| desk.ask(asked))
     }
 
     fn wait(&self, attempt: u32) {

@@ -76,6 +76,7 @@ mod probe;
 mod shared;
 mod signal;
 mod sys;
+mod writers;
 
 pub use cache::{Backend, BackendChoice, Cache, Options};
 pub use doctor::{Check, doctor};

@@ -38,6 +38,9 @@ const POISON: Duration = Duration::from_millis(20);
 const CLOSED: &str =
     "vellum-aquila: the program has closed descriptors of a cache: the process ends\n";
 
+/// Faults that one of the threads defers at a time.
+const MOST_DEFERRED: usize = 1024;
+
 /// How long a fault waits that cannot be handled now.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -117,21 +120,36 @@ fn end_without_descriptors() -> ! {
     std::process::abort();
 }
 
-/// One of the threads.
+/// A fault that could not be handled yet.
+struct Deferred {
+    when: Instant,
+    fault: WaitingFault,
+    /// What the thread that writes was asked for.
+    asked: u64,
+}
+
+/// One of the threads. It waits for no other thread, but for moments: another fault may be the one
+/// of a call for which, in turn, all other threads wait.
 struct Handler {
     uffd: OwnedFd,
+    /// Faults to be tried once more. Those who wait for them sleep meanwhile. It has room for as
+    /// many as it ever has, because a thread that waits may have a lock of the program's allocator.
+    deferred: VecDeque<Deferred>,
     /// Addresses of poisoned pages, and when each ceases to be so.
     poisoned: VecDeque<(Instant, usize)>,
 }
 
 impl Handler {
     fn new(uffd: OwnedFd) -> Self {
-        Self { uffd, poisoned: VecDeque::new() }
+        let deferred = VecDeque::with_capacity(MOST_DEFERRED);
+        Self { uffd, deferred, poisoned: VecDeque::new() }
     }
 
     fn run(mut self, end: &End) {
         loop {
-            let next = self.poisoned.front().map(|(when, _)| *when);
+            let poisoned = self.poisoned.front().map(|(when, _)| *when);
+            let deferred = self.deferred.front().map(|deferred| deferred.when);
+            let next = poisoned.into_iter().chain(deferred).min();
             let left = next.map(|when| when.saturating_duration_since(Instant::now()));
             // Not before it is over.
             let timeout = left.map(|left| Timespec {
@@ -151,24 +169,42 @@ impl Handler {
             }
             // One fault, so that poison ends in time however many come.
             match sys::next_fault(&self.uffd) {
-                Ok(fault) => self.handle(fault),
+                Ok(fault) => self.handle(fault, 0),
                 Err(Errno::BADF) => end_without_descriptors(),
                 Err(_) => {}
             }
             self.end_poison();
+            self.handle_deferred();
         }
     }
 
-    /// Handles a fault, and wakes the thread that waits for it.
-    fn handle(&mut self, fault: WaitingFault) {
+    /// Tries those faults again that are due.
+    fn handle_deferred(&mut self) {
+        let now = Instant::now();
+        let is_due = |deferred: &&Deferred| deferred.when <= now;
+        // A fault that is deferred once more is due later.
+        while self.deferred.front().filter(is_due).is_some() {
+            if let Some(Deferred { fault, asked, .. }) = self.deferred.pop_front() {
+                self.handle(fault, asked);
+            }
+        }
+    }
+
+    /// Handles a fault, and wakes the thread that waits for it; or defers it.
+    fn handle(&mut self, fault: WaitingFault, mut asked: u64) {
         let start = fault.address / PAGE_SIZE * PAGE_SIZE;
         let handled = fault::at(start, |shared, place, page| {
-            shared.fault_of_another(place, page, fault.is_store)
+            shared.fault_of_another(place, page, fault.is_store, &mut asked)
         });
         match handled.unwrap_or(Outcome::NotNow) {
             Outcome::Handled => {}
             Outcome::Poisoned => self.poisoned.push_back((Instant::now() + POISON, start)),
-            Outcome::NotNow => thread::sleep(PAUSE),
+            Outcome::Later if self.deferred.len() < MOST_DEFERRED => {
+                let when = Instant::now() + PAUSE;
+                return self.deferred.push_back(Deferred { when, fault, asked });
+            }
+            // The access repeats.
+            Outcome::Later | Outcome::NotNow => thread::sleep(PAUSE),
         }
         // As a rule the call that mapped the page has woken it.
         let _ = sys::wake(&self.uffd, start, PAGE_SIZE);

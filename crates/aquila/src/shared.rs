@@ -20,17 +20,18 @@ use rustix::process::{Resource, getrlimit};
 use self_cell::self_cell;
 use vellum_aquila_core::{
     Access, Advice, AtomicU64, Cache as CoreCache, Clock, Error as CoreError, Evictor, Fault,
-    Frame, Key, Layout, Lru, MOST_PAGES, Policy, S3Fifo, Statistics,
+    Frame, Key, Layout, Lru, MOST_PAGES, Machine as _, Policy, S3Fifo, Statistics, Taken, Tried,
 };
 
 use crate::anonymous::drop_translations;
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
-use crate::host::{Copies, Failure, Home, Host, HostFile, MOST_FILES, pages_of};
+use crate::host::{Copies, Failure, Home, Host, HostFile, MOST_FILES, Turn, pages_of};
 use crate::live::LiveCounters;
 use crate::place::{self, Place};
 use crate::probe::{Frames, USERFAULTFD, Userfaultfd};
 use crate::sys::BlockedSignals;
+use crate::writers::{Desk, Promise, Room, Writers};
 use crate::{PAGE_SIZE, sys};
 
 /// Which pages leave the cache first.
@@ -161,12 +162,18 @@ pub(crate) enum Outcome {
     Poisoned,
     /// The mapping is going, or memory is short: the access is to be repeated later.
     NotNow,
+    /// Another thread is in the way: the fault is to be handled later.
+    Later,
 }
 
 /// A cache that handles its own faults.
 pub(crate) struct Shared {
     /// What lives as long as the cache: the threads that handle faults.
     threads: Option<Box<dyn Threads>>,
+    /// And those that write, once there is a file that can be written.
+    writers: Mutex<Option<Writers>>,
+    /// How many pages may be dirty with them.
+    room: Room,
     cell: Cell,
     /// The number of the cache in this process.
     number: u64,
@@ -212,7 +219,8 @@ impl Shared {
             counters: LiveCounters::new(processors, size)
                 .map_err(|errno| Error::of("making a cache", errno))?,
         };
-        let host = Host::new(number, uffd, frames, processors, capacity);
+        let desk = threads.is_some().then(Arc::<Desk>::default);
+        let host = Host::new(number, uffd, frames, processors, capacity, desk);
         let cell = Cell::new(memory, |memory| {
             let policy = match policy {
                 PolicyChoice::S3Fifo => AnyPolicy::S3Fifo(S3Fifo::new(&memory.policy, capacity)),
@@ -222,8 +230,8 @@ impl Shared {
             };
             CoreCache::new(layout, &memory.words, memory.counters.get(), policy, host, size)
         });
-        let files = Mutex::default();
-        Ok(Arc::new(Self { threads, cell, number, direct_io, files, generation }))
+        let (files, writers, room) = (Mutex::default(), Mutex::default(), Room::new(size));
+        Ok(Arc::new(Self { threads, writers, room, cell, number, direct_io, files, generation }))
     }
 
     fn core(&self) -> &Core<'_> {
@@ -260,30 +268,77 @@ impl Shared {
         Ok(BlockedSignals::new())
     }
 
-    // A fault, in the signal handler.
+    // A fault.
 
-    /// Handles a fault at a place that the thread uses.
+    /// Handles a fault at a place that the thread uses, in the signal handler.
     pub(crate) fn fault(
         &self,
         place: &Place,
         page: u64,
         is_store: bool,
     ) -> Result<(), CoreError<Failure>> {
+        let file = self.file(place.mapped().file);
+        let _stays = file.stay();
+        let fault = self.plan(place, page, is_store)?;
+        let pages = self.core().fault(&fault)?;
+        file.pattern.advance(page, pages);
+        Ok(())
+    }
+
+    /// What the core is told of a fault.
+    fn plan<'p>(
+        &self,
+        place: &'p Place,
+        page: u64,
+        is_store: bool,
+    ) -> Result<Fault<'p, Place>, CoreError<Failure>> {
         let mapped = place.mapped();
-        let Some(key) = Key::new(mapped.file, page) else {
-            return Err(CoreError::Machine(Failure::BeyondEnd));
-        };
+        let key = Key::new(mapped.file, page).ok_or(CoreError::Machine(Failure::BeyondEnd))?;
         let file = self.file(mapped.file);
-        // With threads it cannot move, and they must not wait for those that keep it.
-        let _stays = (!self.has_threads()).then(|| file.stay());
         let plan = file.pattern.plan(page, advice_of(place.advice()));
         let end = file.pages().min(mapped.first + mapped.pages);
         let ahead = plan.ahead.min(end.saturating_sub(page + 1).min(u64::from(MOST_PAGES)) as u32);
         let access = self.access(place, is_store);
-        let fault = Fault { key, access, ahead, used: plan.used, place };
-        let pages = self.core().fault(&fault)?;
-        file.pattern.advance(page, pages);
-        Ok(())
+        Ok(Fault { key, access, ahead, used: plan.used, place })
+    }
+
+    /// Handles a fault on a thread of the cache: waits for no other thread for long, and writes
+    /// nothing. Returns false if the fault must be handled later, with the same `asked`.
+    ///
+    /// With threads a file does not move, so the home stays without a lock: one that has it may
+    /// wait for the lock of the file's inode, and a call to the file has that while its fault
+    /// waits.
+    fn try_fault(
+        &self,
+        place: &Place,
+        page: u64,
+        is_store: bool,
+        asked: &mut u64,
+    ) -> Result<bool, CoreError<Failure>> {
+        let fault = self.plan(place, page, is_store)?;
+        let room = match fault.access {
+            Access::Read => None,
+            Access::Write => match self.take_room() {
+                Some(promise) => Some(promise),
+                None if self.host().ask_to_write(asked).is_ok() => return Ok(false),
+                // Nothing can be written: as long as there are frames, the store may have one.
+                None => None,
+            },
+        };
+        match self.core().try_fault(&fault)? {
+            Tried::Mapped(pages) => {
+                if let Some(promise) = room {
+                    promise.used();
+                }
+                self.file(fault.key.file()).pattern.advance(page, pages);
+                Ok(true)
+            }
+            Tried::Busy => Ok(false),
+            Tried::NoFrame => {
+                self.host().ask_to_write(asked).map_err(CoreError::Machine)?;
+                Ok(false)
+            }
+        }
     }
 
     /// The access for which a page must be mapped at a place. Without write protection every page
@@ -295,9 +350,22 @@ impl Shared {
         if counts { Access::Write } else { Access::Read }
     }
 
-    /// The same for a thread that did not fault itself. A page that cannot be had is poisoned.
-    pub(crate) fn fault_of_another(&self, place: &Place, page: u64, is_store: bool) -> Outcome {
-        let Err(failed) = self.fault(place, page, is_store) else { return Outcome::Handled };
+    /// Handles a fault of another thread, on a thread of the cache. A page that cannot be had is
+    /// poisoned. `asked` is zero at first, and the same each time for the same fault.
+    pub(crate) fn fault_of_another(
+        &self,
+        place: &Place,
+        page: u64,
+        is_store: bool,
+        asked: &mut u64,
+    ) -> Outcome {
+        // A fault that was handled late may be of an older mapping at the address.
+        let is_store = is_store && place.mapped().writable;
+        let failed = match self.try_fault(place, page, is_store, asked) {
+            Ok(true) => return Outcome::Handled,
+            Ok(false) => return Outcome::Later,
+            Err(failed) => failed,
+        };
         let beyond_end = matches!(failed, CoreError::Machine(Failure::BeyondEnd));
         match self.poison(place, page, beyond_end) {
             Some(true) => Outcome::Poisoned,
@@ -352,6 +420,71 @@ impl Shared {
         }
     }
 
+    // Dirty pages, and the threads that write them.
+
+    /// The frames of the cache, and those that are taken.
+    fn taken(&self) -> (u32, Taken) {
+        (self.core().size(), self.core().taken())
+    }
+
+    /// Whether half of the pages that may be dirty are not.
+    pub(crate) fn has_room(&self) -> bool {
+        self.room.count(|| self.taken())
+    }
+
+    /// A place for one more dirty page, or pin, if there is one.
+    fn take_room(&self) -> Option<Promise<'_>> {
+        let (promise, is_scarce) = self.room.take(|| self.taken());
+        if is_scarce {
+            // So that the next one need not wait. What became of it is for those who wait.
+            let _ = self.host().ask_to_write(&mut 0);
+        }
+        promise
+    }
+
+    /// The same for a thread of the program's, which waits for one. `None` if nobody has to wait,
+    /// and if nothing can be written.
+    fn wait_for_room(&self) -> Option<Promise<'_>> {
+        if !self.has_threads() {
+            return None;
+        }
+        let mut asked = 0;
+        for attempt in 0.. {
+            let promise = self.take_room();
+            if promise.is_some() || self.host().ask_to_write(&mut asked).is_err() {
+                return promise;
+            }
+            self.host().wait(attempt);
+        }
+        None
+    }
+
+    pub(crate) fn next_dirty_file(&self, from: u32) -> Option<u32> {
+        self.core().next_dirty_file(from)
+    }
+
+    pub(crate) fn begin_writing(&self, number: u32) -> Option<Turn<'_>> {
+        self.file(number).begin_writing()
+    }
+
+    pub(crate) fn write_some(
+        &self,
+        number: u32,
+        next: &mut Option<Frame>,
+    ) -> (u64, Option<Failure>) {
+        self.core().write_some(number, next)
+    }
+
+    /// Starts the threads that write, if the cache is to have some and has not.
+    fn start_writers(self: &Arc<Self>) -> Result<(), Errno> {
+        let Some(desk) = &self.host().desk else { return Ok(()) };
+        let mut writers = self.writers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if writers.is_none() {
+            *writers = Some(Writers::start(self, desk)?);
+        }
+        Ok(())
+    }
+
     // Files.
 
     fn files(&self) -> MutexGuard<'_, HashMap<Inode, Opened>> {
@@ -359,7 +492,7 @@ impl Shared {
     }
 
     /// Gives a number to a file, or finds the one that it has: one more mapping uses it.
-    pub(crate) fn open(&self, file: &File, writes: bool) -> Result<u32> {
+    pub(crate) fn open(self: &Arc<Self>, file: &File, writes: bool) -> Result<u32> {
         let doing = "mapping a file";
         let failed = |errno| Error::of(doing, errno);
         let _blocked = self.enter()?;
@@ -373,6 +506,9 @@ impl Shared {
         let mode = flags & OFlags::RWMODE;
         if mode == OFlags::WRONLY || (writes && mode != OFlags::RDWR) {
             return Err(Error::Access { doing });
+        }
+        if writes {
+            self.start_writers().map_err(failed)?;
         }
         let copy = || copies_of(file, flags, self.direct_io).map_err(failed);
         let mut files = self.files();
@@ -629,6 +765,7 @@ impl Shared {
         let _blocked = self.enter()?;
         let number = place.mapped().file;
         let file = self.file(number);
+        let room = self.wait_for_room();
         let stays = loop {
             let stays = file.stay();
             if matches!(file.home(), Home::MemoryFile) {
@@ -642,6 +779,7 @@ impl Shared {
         let access = self.access(place, writes);
         let frame = self.core().pin(key(number, page), access, place);
         drop(stays);
+        room.into_iter().for_each(Promise::used);
         Ok((frame.map_err(|failed| error(doing, failed))?, access))
     }
 
@@ -697,9 +835,11 @@ impl Shared {
             bounce[..part.len()].copy_from_slice(part);
             let _blocked = self.enter()?;
             let key = key(number, at / PAGE_SIZE as u64);
+            let room = self.wait_for_room();
             let _stays = file.stay();
             let write = |page| self.host().store(&page, inside, &bounce[..part.len()]);
             let result = self.core().with_page(key, 0, Access::Write, write);
+            room.into_iter().for_each(Promise::used);
             result
                 .map_err(|failed| error(doing, failed))?
                 .map_err(|errno| Error::of(doing, errno))?;
@@ -794,7 +934,9 @@ impl Shared {
         // A file that is mapped for reading only has no pages to write back.
         let access = if file.writer().is_ok() { Access::Write } else { Access::Read };
         let key = key(number, page);
+        let room = self.wait_for_room();
         let result = self.core().with_page(key, 0, access, write);
+        room.into_iter().for_each(Promise::used);
         let result = result.map_err(|failure| error(DOING_LENGTH, failure))?;
         result.map_err(|errno| Error::of(DOING_LENGTH, errno))
     }
@@ -803,9 +945,25 @@ impl Shared {
 
     pub(crate) fn resize(&self, pages: u32) -> Result<()> {
         let _blocked = self.enter()?;
-        let resized = self.core().resize(pages);
+        let resized = self.make_room_for(pages).and_then(|()| self.core().resize(pages));
+        // Whatever it is now: it may have failed, or another thread may have changed it, too.
+        self.room.set_size(self.core().size());
         self.cell.borrow_owner().counters.set_frames(self.core().statistics().frames);
         resized.map_err(|failed| error("resizing the cache", failed))
+    }
+
+    /// Waits until a cache of so many frames has enough clean pages.
+    fn make_room_for(&self, pages: u32) -> Result<(), CoreError<Failure>> {
+        self.room.set_size(pages);
+        let mut asked = 0;
+        for attempt in 0.. {
+            if !self.has_threads() || self.room.is_kept(|| self.taken()) {
+                break;
+            }
+            self.host().ask_to_write(&mut asked).map_err(CoreError::Machine)?;
+            self.host().wait(attempt);
+        }
+        Ok(())
     }
 
     pub(crate) fn capacity(&self) -> u32 {

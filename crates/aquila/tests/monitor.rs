@@ -276,23 +276,101 @@ fn calls_write_to_the_file_from_its_mapping_beside_write_back() {
             });
         });
         scope.spawn(|| repeat(3, &|| drop(cache.map(&file, .., Access::Read).unwrap())));
-        let numbers = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
-        for _ in 0..4 {
-            let before = numbers();
-            let went_on = || numbers().iter().zip(before).all(|(now, before)| *now > before + 1);
-            let begin = Instant::now();
-            while !went_on() {
-                // To panic would wait for the threads.
-                if begin.elapsed() > PATIENCE {
-                    eprintln!("a thread does not go on: {before:?}, {:?}", numbers());
-                    std::process::abort();
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            std::thread::sleep(Duration::from_millis(300));
-        }
+        see_all_go_on(&counts);
         is_over.store(true, Ordering::Relaxed);
     });
+}
+
+/// Waits until each count has grown several times; ends the process with a message if one does not.
+fn see_all_go_on(counts: &[AtomicU32]) {
+    let numbers = || counts.iter().map(|count| count.load(Ordering::Relaxed)).collect::<Vec<_>>();
+    for _ in 0..4 {
+        let before = numbers();
+        let went_on = || numbers().iter().zip(&before).all(|(now, before)| *now > before + 1);
+        let begin = Instant::now();
+        while !went_on() {
+            // To panic would wait for the threads.
+            if begin.elapsed() > PATIENCE {
+                eprintln!("a thread does not go on: {before:?}, {:?}", numbers());
+                std::process::abort();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
+
+/// Calls write to files from mappings of the same files, while threads dirty more pages than the
+/// cache has frames. Such a call has the lock of the file's inode while its faults wait, and every
+/// write-back to the file wants that lock.
+fn calls_between_files(test: &str, pages_of_cache: usize) {
+    const PAGES: usize = 256;
+    const PART: usize = 8;
+    if !own_process::entered(test) {
+        return;
+    }
+    let Some(cache) = cache_with(pages_of_cache, Frames::MemoryFile) else { return };
+    let fixture = Fixture::new();
+    let second = create(&fixture.path().with_extension("second"));
+    second.set_len((PAGES * PAGE_SIZE) as u64).unwrap();
+    let files = [fixture.file(PAGES), second];
+    let mappings = files.each_ref().map(|file| cache.map(file, .., Access::ReadWrite).unwrap());
+    let counts = [const { AtomicU32::new(0) }; 10];
+    let is_over = AtomicBool::new(false);
+    let repeat = |number: usize, f: &dyn Fn(usize)| {
+        for round in 0.. {
+            if is_over.load(Ordering::Relaxed) {
+                return;
+            }
+            f(round * 37 % (PAGES / PART - 1) * PART);
+            counts[number].fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    let at = |file: usize, page: usize| mappings[file].as_ptr().wrapping_add(page * PAGE_SIZE);
+    let bytes = PART * PAGE_SIZE;
+    let write = |from: usize, to: usize, page: usize| {
+        let (offset, to) = (((PAGES - PART - page) * PAGE_SIZE) as i64, files[to].as_raw_fd());
+        // SAFETY: the call reads mapped memory only, or fails.
+        let written = unsafe { libc::pwrite(to, at(from, page).cast(), bytes, offset) };
+        assert_eq!(written, bytes as isize, "{}", std::io::Error::last_os_error());
+    };
+    let read = |from: usize, to: usize, page: usize| {
+        let (offset, from) = (((PAGES - PART - page) * PAGE_SIZE) as i64, files[from].as_raw_fd());
+        // SAFETY: the call writes to mapped memory only, to which no reference exists.
+        let read = unsafe { libc::pread(from, at(to, page).cast(), bytes, offset) };
+        assert_eq!(read, bytes as isize, "{}", std::io::Error::last_os_error());
+    };
+    let dirty = |file: usize, page: usize| {
+        (page..page + PART).for_each(|page| store(&mappings[file], page, 1, page as u64));
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| repeat(0, &|page| dirty(0, page)));
+        scope.spawn(|| repeat(1, &|page| dirty(0, PAGES - PART - page)));
+        scope.spawn(|| repeat(2, &|page| dirty(1, page)));
+        scope.spawn(|| repeat(3, &|page| write(0, 0, page)));
+        scope.spawn(|| repeat(4, &|page| write(0, 1, page)));
+        scope.spawn(|| repeat(5, &|page| write(1, 0, page)));
+        scope.spawn(|| repeat(6, &|page| read(0, 1, page)));
+        scope.spawn(|| repeat(7, &|page| read(1, 0, page)));
+        scope.spawn(|| {
+            repeat(8, &|page| {
+                mappings[0].evict(page * PAGE_SIZE..(page + PART) * PAGE_SIZE).unwrap();
+            });
+        });
+        scope.spawn(|| repeat(9, &|_| mappings[0].write_back(..).unwrap()));
+        see_all_go_on(&counts);
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn calls_between_files_of_a_small_cache_wait_for_no_write_back() {
+    calls_between_files("calls_between_files_of_a_small_cache_wait_for_no_write_back", 64);
+}
+
+#[test]
+fn calls_between_files_of_a_larger_cache_wait_for_no_write_back() {
+    calls_between_files("calls_between_files_of_a_larger_cache_wait_for_no_write_back", 300);
 }
 
 /// A program that closes the cache's descriptors would find zeros in the place of its pages.
