@@ -15,7 +15,7 @@ mod machine;
 
 use std::sync::Arc;
 
-use machine::{Memory, TestMachine, all, key, load, store, words};
+use machine::{Memory, TestMachine, all, key, load, store, try_access, words};
 use shuttle::thread;
 use vellum_aquila_core::{Access, Cache, Clock, Error, Policy};
 
@@ -319,4 +319,42 @@ fn a_page_that_cannot_be_written_stays_dirty() {
 #[test]
 fn a_page_that_only_bits_call_dirty_stays_if_it_cannot_be_written() {
     check(|| with_bits(2, failing_writes));
+}
+
+/// While a write waits (for a lock that the loading thread has), loads go on: one frame of three is
+/// not dirty. Afterwards nothing is lost.
+#[test]
+fn loads_need_no_write_on_a_machine_that_writes_apart() {
+    use std::sync::atomic::Ordering::SeqCst;
+    check(|| {
+        let memory = Memory::new(3);
+        let hand = words(Clock::WORDS);
+        let cache = &memory.cache_apart(Clock::new(&hand, 3), 3);
+        for page in [0, 2] {
+            assert_eq!(ok(try_access(cache, key(page), Some(5))), Some(5));
+        }
+        cache.machine().is_locked.store(true, SeqCst);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut next, mut written) = (Some(0), 0);
+                while next.is_some() {
+                    let (count, error) = cache.write_some(0, &mut next);
+                    assert_eq!(error, None);
+                    written += count;
+                }
+                assert!(written <= 2);
+            });
+            scope.spawn(|| cache.evict_range(key(0)..=key(2), false).1.unwrap());
+            scope.spawn(|| {
+                for page in [0, 1, 2, 3] {
+                    let expected = if page % 2 == 0 { 5 } else { 0 };
+                    assert_eq!(ok(try_access(cache, key(page), None)), Some(expected));
+                }
+                cache.machine().is_locked.store(false, SeqCst);
+            });
+        });
+        assert_eq!(cache.taken().dirty, 0);
+        let state = cache.machine().state();
+        assert_eq!((state.storage[&key(0)], state.storage[&key(2)]), (5, 5));
+    });
 }

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
 
 use vellum_aquila_core::{
-    Access, AtomicU64, Cache, Counters, Fault, Frame, Key, Layout, Machine, Page, Policy,
+    Access, AtomicU64, Cache, Counters, Fault, Frame, Key, Layout, Machine, Page, Policy, Tried,
 };
 
 /// A failure that a test has planned.
@@ -45,6 +45,10 @@ pub struct TestMachine {
     state: Mutex<State>,
     /// Whether the page table has dirty bits, and every page is mapped for writing.
     has_dirty_bits: bool,
+    /// Whether a thread of the test writes dirty pages, and no fault does.
+    writes_apart: bool,
+    /// Whether a write waits until a test says that it may go on: a file whose lock is taken.
+    pub is_locked: std::sync::atomic::AtomicBool,
 }
 
 /// A point at which another thread may run, as at each access to a shared word.
@@ -128,6 +132,9 @@ impl Machine for TestMachine {
     }
 
     fn write(&self, run: &[Page]) -> Result<(), Failure> {
+        while self.is_locked.load(std::sync::atomic::Ordering::SeqCst) {
+            self.wait(0);
+        }
         let mut values = Vec::new();
         for page in run {
             let state = self.state();
@@ -201,6 +208,10 @@ impl Machine for TestMachine {
         }
     }
 
+    fn writes_apart(&self) -> bool {
+        self.writes_apart
+    }
+
     fn tells_stores(&self) -> bool {
         self.has_dirty_bits
     }
@@ -243,6 +254,12 @@ impl Memory {
     /// One whose page table has dirty bits, so that no fault tells of stores.
     pub fn cache_with_bits<P: Policy>(&self, policy: P, size: u32) -> Cache<'_, TestMachine, P> {
         let machine = TestMachine { has_dirty_bits: true, ..TestMachine::default() };
+        self.cache_on(machine, policy, size)
+    }
+
+    /// One that writes no page in a fault.
+    pub fn cache_apart<P: Policy>(&self, policy: P, size: u32) -> Cache<'_, TestMachine, P> {
+        let machine = TestMachine { writes_apart: true, ..TestMachine::default() };
         self.cache_on(machine, policy, size)
     }
 
@@ -296,5 +313,32 @@ pub fn store<P: Policy>(cache: &Cache<'_, TestMachine, P>, key: Key, value: u64)
             return Ok(());
         }
         fault(cache, key, Access::Write, 0)?;
+    }
+}
+
+/// Accesses a page as a thread does whose faults another one handles, which waits for nobody.
+/// Stores if there is a value. Gives up if a dirty page would have to be written.
+pub fn try_access<P: Policy>(
+    cache: &Cache<'_, TestMachine, P>,
+    key: Key,
+    value: Option<u64>,
+) -> TestResult<Option<u64>> {
+    let access = if value.is_some() { Access::Write } else { Access::Read };
+    loop {
+        interleave();
+        match value {
+            Some(value) if cache.machine().store(key, value) => return Ok(Some(value)),
+            Some(_) => {}
+            None => {
+                if let Some(found) = cache.machine().load(key) {
+                    return Ok(Some(found));
+                }
+            }
+        }
+        match cache.try_fault(&Fault { key, access, ahead: 0, used: 0, place: &() })? {
+            Tried::Mapped(_) => {}
+            Tried::Busy => cache.machine().wait(0),
+            Tried::NoFrame => return Ok(None),
+        }
     }
 }
