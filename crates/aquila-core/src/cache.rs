@@ -397,8 +397,8 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         run.pages().iter().for_each(|page| self.frames.unpin(page.frame));
     }
 
-    /// Reads a page that is not in the cache into a free frame, and pages after it, as far as frames
-    /// are free for them. Returns false if another thread was first.
+    /// Reads a page that is not in the cache into a free frame, and pages after it, as far as
+    /// frames are free for them. Returns false if another thread was first.
     fn fill(
         &self,
         frame: Frame,
@@ -484,7 +484,9 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             // After a failed write the file's dirty pages are left alone; after another one all.
             let any = attempt % TRUST == TRUST - 1;
             match self.evict_batch(refused, any) {
-                (0, None) if writes_apart => failed = self.machine.ask_to_write(&mut asked).err(),
+                (0, None) if writes_apart => {
+                    failed = self.machine.ask_to_write(&mut asked).err();
+                }
                 (0, None) => {}
                 (0, Some((error, file))) => {
                     failed = Some(error);

@@ -35,10 +35,10 @@ use vellum_aquila_core::{MOST_PAGES, Machine, Page, Pattern};
 
 use crate::anonymous::{Anonymous, Leaving, drop_translations};
 use crate::descriptor::Descriptor;
+use crate::desk::{Desk, Failure};
 use crate::generation::{self, Generation};
 use crate::place::{self, Mapped, Place, of_file, runs};
 use crate::probe::{Frames, Userfaultfd};
-use crate::writers::Desk;
 use crate::{PAGE_SIZE, sys};
 
 /// Files that a cache can have at one time.
@@ -52,21 +52,6 @@ static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
 /// No descriptor.
 const NONE: i32 = -1;
-
-/// Why a page cannot be had or written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
-    /// The file ends before the page.
-    BeyondEnd,
-    /// The system says so.
-    System(Errno),
-}
-
-impl From<Errno> for Failure {
-    fn from(errno: Errno) -> Self {
-        Self::System(errno)
-    }
-}
 
 /// Where the frames of a file are.
 #[derive(Clone, Copy, Debug)]

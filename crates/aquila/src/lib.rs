@@ -62,6 +62,7 @@
 mod anonymous;
 mod cache;
 mod descriptor;
+mod desk;
 mod doctor;
 mod error;
 mod fault;
@@ -73,6 +74,7 @@ mod mapping;
 mod monitor;
 mod place;
 mod probe;
+mod room;
 mod shared;
 mod signal;
 mod sys;

@@ -13,7 +13,7 @@ use crate::host::{read_fully, write_fully};
 use crate::kernel::KernelMapping;
 use crate::place::Place;
 use crate::shared::{Shared, number_of_advice};
-use crate::{PAGE_SIZE, sys};
+use crate::{PAGE_SIZE, sys, writers};
 
 /// Bytes that a mapping can have: half of the addresses of a process on x86-64.
 const MOST_BYTES: u64 = 64 << 40;
@@ -71,6 +71,9 @@ impl OwnMapping {
         bytes: usize,
         writable: bool,
     ) -> Result<Self> {
+        if writable && !shared.is_forked() {
+            writers::start(shared)?;
+        }
         let number = shared.open(file, writable)?;
         match shared.map(number, (first, bytes), writable) {
             Ok((mapped, place)) => {

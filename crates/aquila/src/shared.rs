@@ -24,14 +24,15 @@ use vellum_aquila_core::{
 };
 
 use crate::anonymous::drop_translations;
+use crate::desk::{Desk, Failure};
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
-use crate::host::{Copies, Failure, Home, Host, HostFile, MOST_FILES, Turn, pages_of};
+use crate::host::{Copies, Home, Host, HostFile, MOST_FILES, Turn, pages_of};
 use crate::live::LiveCounters;
 use crate::place::{self, Place};
 use crate::probe::{Frames, USERFAULTFD, Userfaultfd};
+use crate::room::{Promise, Room};
 use crate::sys::BlockedSignals;
-use crate::writers::{Desk, Promise, Room, Writers};
 use crate::{PAGE_SIZE, sys};
 
 /// Which pages leave the cache first.
@@ -171,7 +172,7 @@ pub(crate) struct Shared {
     /// What lives as long as the cache: the threads that handle faults.
     threads: Option<Box<dyn Threads>>,
     /// And those that write, once there is a file that can be written.
-    writers: Mutex<Option<Writers>>,
+    writers: Mutex<Option<Box<dyn Threads>>>,
     /// How many pages may be dirty with them.
     room: Room,
     cell: Cell,
@@ -475,12 +476,15 @@ impl Shared {
         self.core().write_some(number, next)
     }
 
-    /// Starts the threads that write, if the cache is to have some and has not.
-    fn start_writers(self: &Arc<Self>) -> Result<(), Errno> {
+    /// Has threads that write started, if the cache is to have some and has none.
+    pub(crate) fn need_writers(
+        &self,
+        start: impl FnOnce(&Arc<Desk>) -> Result<Box<dyn Threads>, Errno>,
+    ) -> Result<(), Errno> {
         let Some(desk) = &self.host().desk else { return Ok(()) };
         let mut writers = self.writers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if writers.is_none() {
-            *writers = Some(Writers::start(self, desk)?);
+            *writers = Some(start(desk)?);
         }
         Ok(())
     }
@@ -492,7 +496,7 @@ impl Shared {
     }
 
     /// Gives a number to a file, or finds the one that it has: one more mapping uses it.
-    pub(crate) fn open(self: &Arc<Self>, file: &File, writes: bool) -> Result<u32> {
+    pub(crate) fn open(&self, file: &File, writes: bool) -> Result<u32> {
         let doing = "mapping a file";
         let failed = |errno| Error::of(doing, errno);
         let _blocked = self.enter()?;
@@ -506,9 +510,6 @@ impl Shared {
         let mode = flags & OFlags::RWMODE;
         if mode == OFlags::WRONLY || (writes && mode != OFlags::RDWR) {
             return Err(Error::Access { doing });
-        }
-        if writes {
-            self.start_writers().map_err(failed)?;
         }
         let copy = || copies_of(file, flags, self.direct_io).map_err(failed);
         let mut files = self.files();
