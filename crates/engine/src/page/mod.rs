@@ -127,6 +127,11 @@ pub(crate) fn kind_number(bytes: &[u8]) -> u8 {
     bytes[KIND]
 }
 
+/// Whether the page is a node of a tree.
+pub(crate) fn is_node(bytes: &[u8]) -> bool {
+    [PageKind::Leaf as u8, PageKind::Inner as u8].contains(&bytes[KIND])
+}
+
 /// The tree that a page belongs to.
 pub fn tree(bytes: &[u8]) -> u32 {
     get_u32(bytes, TREE)

@@ -238,12 +238,17 @@ impl RedoLog {
     /// newest cut has it. The caller has begun a change, and holds the page as it was before the
     /// group.
     pub(crate) fn needs_image(&self, page: &[u8]) -> bool {
+        !self.has_image(page) && !is_planted(StoreBug::NoImage)
+    }
+
+    /// Whether a record after the newest cut has the image of this page, which the caller holds: a
+    /// node that has changed since the cut.
+    pub(crate) fn has_image(&self, page: &[u8]) -> bool {
         let lsn = page::lsn(page);
         // No record has a later number. If the page has one, its file is put together from parts of
         // different times.
         let is_of_log = lsn <= self.newest.load(Ordering::Relaxed);
-        let has_image = lsn >= self.cut.load(Ordering::Relaxed) && is_of_log;
-        !has_image && !is_planted(StoreBug::NoImage)
+        lsn >= self.cut.load(Ordering::Relaxed) && is_of_log
     }
 
     /// Has room kept for the next groups of a change, and for one record of this length.

@@ -12,6 +12,9 @@
 //! busy with all these pages at once. It goes on at full pace when a thread waits for it, and at a
 //! slow one when there are no changes.
 //!
+//! Such a checkpoint writes no node that has changed again since the cut: the log has its image
+//! then. It waits until these images are durable, and the node stays dirty.
+//!
 //! The pages are written in the order of the file, and not the oldest first: the log gives back the
 //! records before the cut, all at once, and not before all these pages are written.
 //!
@@ -29,6 +32,7 @@ use vellum_log::LogError;
 use vellum_pool::{PageRef, Space};
 
 use crate::error::{Error, Result};
+use crate::page;
 use crate::planted::{StoreBug, is_planted};
 use crate::redo::log::{Held, MapPlaces, RedoLog, RoomPromise};
 use crate::store::changes::BackupUnderWay;
@@ -360,6 +364,10 @@ impl PageStore {
         log.note_repairs();
         self.write_pages_of_cut(log, pace)?;
         self.pool.write_pages(&log.repair_from(cut.lsn))?;
+        // The memory of a page that was freed since the cut is gone, and the page was perhaps never
+        // written. Nor was a node that has changed since, by this checkpoint. Recovery needs the
+        // records of these changes, since those before the cut go.
+        self.sync_log(log)?;
         let changes_len = cut.map.changes_len;
         let mut map = cut.map.encode();
         if let Some(len) = changes_len {
@@ -391,6 +399,10 @@ impl PageStore {
         let have_used = |share: usize| {
             u128::from(log.bytes_since_cut()) * pages.len() as u128 >= room * share as u128
         };
+        // The log has the image of a node that has changed since the cut, so recovery does not need
+        // it in the file. The next checkpoint writes it, or the pool when it leaves memory. The
+        // records of all others are durable, so that their writes do not wait for the log.
+        let is_needed = |bytes: &[u8]| !(page::is_node(bytes) && log.has_image(bytes));
         let at_once = (PACED_FRAMES / self.page_frames).max(1) as usize;
         for begin in (0..pages.len()).step_by(at_once) {
             for _ in 0..log.pauses {
@@ -398,13 +410,12 @@ impl PageStore {
                     break;
                 }
             }
-            if log.is_awaited() {
-                return Ok(self.pool.write_pages(&pages[begin..])?);
+            let end = if log.is_awaited() { pages.len() } else { begin + at_once };
+            let batch = &pages[begin..pages.len().min(end)];
+            self.pool.write_wanted_pages(batch, &is_needed)?;
+            if batch.len() > at_once {
+                break;
             }
-            // First, so that the write of pages with newer records does not wait for the log while
-            // it holds them.
-            self.sync_log(log)?;
-            self.pool.write_pages(&pages[begin..pages.len().min(begin + at_once)])?;
         }
         Ok(())
     }
@@ -451,37 +462,53 @@ mod tests {
 
     /// A paced checkpoint of some thousand pages, which waits for changes without end.
     struct Paced {
+        log_device: Arc<SimulatedDevice>,
+        memory: Arc<MemoryDevice>,
         device: Arc<FaultyDevice<Arc<MemoryDevice>>>,
         store: Store,
+        /// The keys are the numbers below this.
+        keys: u64,
         /// The room that changes have before the checkpoint ends, or a little less.
         room: u64,
+    }
+
+    fn paced_options(log: &Arc<SimulatedDevice>) -> Options {
+        Options {
+            log: Some(log.clone()),
+            log_bytes: 32 << 20,
+            evictors: 0,
+            cut_pauses: Some(u32::MAX),
+            ..Options::new().pool_bytes(32 << 20)
+        }
     }
 
     impl Paced {
         fn begin() -> Paced {
             let segments =
                 SimulatedOptions { segments: 64, segment_blocks: 256, ..Default::default() };
-            let options = Options {
-                log: Some(Arc::new(SimulatedDevice::new(segments))),
-                log_bytes: 32 << 20,
-                evictors: 0,
-                cut_pauses: Some(u32::MAX),
-                ..Options::new().pool_bytes(32 << 20)
-            };
-            let device = Arc::new(FaultyDevice::new(Arc::new(MemoryDevice::new()), 1).unwrap());
-            let store = Store::create_on(device.clone(), &options).unwrap();
+            let log_device = Arc::new(SimulatedDevice::new(segments));
+            let memory = Arc::new(MemoryDevice::new());
+            let device = Arc::new(FaultyDevice::new(memory.clone(), 1).unwrap());
+            let store = Store::create_on(device.clone(), &paced_options(&log_device)).unwrap();
             store.create_tree("tree").unwrap();
-            let mut paced = Paced { device, store, room: 0 };
+            let mut paced = Paced { log_device, memory, device, store, keys: 0, room: 0 };
             let before = paced.log().newest_cut();
-            let mut number = 0_u64;
-            while !paced.log().is_cut_due() {
-                paced.put(number);
-                number += 1;
+            let mut is_due = false;
+            while !is_due {
+                is_due = paced.log().is_cut_due();
+                paced.put(paced.keys);
+                paced.keys += 1;
             }
-            paced.put(number);
             eventually("the checkpoint begins", || paced.log().newest_cut() > before);
             paced.room = paced.log().room_of_paced_cut();
             paced
+        }
+
+        /// The store after a loss of power.
+        fn crash(&self) -> Store {
+            let log = Arc::new(self.log_device.crash());
+            let memory = Arc::new(MemoryDevice::from_snapshot(self.memory.snapshot()));
+            Store::open_on(memory, &paced_options(&log)).unwrap()
         }
 
         fn log(&self) -> &RedoLog {
@@ -528,6 +555,49 @@ mod tests {
         assert!(paced.log().is_cut_under_way());
         paced.use_room(100);
         eventually("the checkpoint ends", || !paced.log().is_cut_under_way());
+    }
+
+    /// The checkpoint does not write a leaf that has changed since its cut, and gives up the records
+    /// before the cut. The file does not have the leaf then, and the log must have its image.
+    #[test]
+    fn a_leaf_that_changed_since_the_cut_is_in_the_log() {
+        let paced = Paced::begin();
+        eventually("the first pages are written", || paced.writes() >= AT_ONCE);
+        let last = paced.keys - 1;
+        paced.put(last);
+        let cut = paced.log().newest_cut();
+        drop(paced.log().lock_maps());
+        assert!(!paced.log().is_cut_under_way() && paced.log().newest_cut() == cut);
+        assert!(paced.dirty() > 0, "the leaf was written");
+        let store = paced.crash();
+        let tree = store.tree("tree").unwrap();
+        let missing = (0..paced.keys).find(|key| !tree.contains(&key.to_be_bytes()).unwrap());
+        assert_eq!(missing, None, "of {}", paced.keys);
+    }
+
+    /// The memory of a page that is freed goes at once. So the checkpoint does not write the page,
+    /// and it gives up the records that have it. The tree needs the page after a crash, unless the
+    /// record that frees it is durable.
+    #[test]
+    fn a_leaf_that_was_freed_since_the_cut_is_not_missed() {
+        let paced = Paced::begin();
+        eventually("the first pages are written", || paced.writes() >= AT_ONCE);
+        // Their leaves are at the file's end, which the checkpoint has not written.
+        let removed: Vec<u64> = (paced.keys - 40..paced.keys - 10).collect();
+        let tree = paced.store.tree("tree").unwrap();
+        for key in &removed {
+            assert!(tree.remove(&key.to_be_bytes()).unwrap());
+        }
+        assert!(paced.store.core.pages.pool.frames_to_free() > 0);
+        drop(paced.log().lock_maps());
+        assert!(!paced.log().is_cut_under_way());
+        let store = paced.crash();
+        let tree = store.tree("tree").unwrap();
+        let has = |key: &u64| tree.contains(&key.to_be_bytes()).unwrap();
+        let gone = removed.iter().take_while(|key| !has(key)).count();
+        assert!(removed[gone..].iter().all(has), "{gone} of {}", removed.len());
+        let mut others = (0..paced.keys).filter(|key| !removed.contains(key));
+        assert_eq!(others.find(|key| !has(key)), None, "of {}", paced.keys);
     }
 
     /// Those who wait for a checkpoint would wait for changes without end.

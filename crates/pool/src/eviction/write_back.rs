@@ -38,6 +38,20 @@ impl<'a> HeldPages<'a> {
         self.pages.push(page);
     }
 
+    /// Unlocks the pages whose bytes are not wanted. One whose word is damaged stays: its write says
+    /// so.
+    pub(crate) fn keep(&mut self, is_wanted: &dyn Fn(&[u8]) -> bool) {
+        let core = self.core;
+        self.pages.retain(|&page| {
+            // SAFETY: this thread holds the page shared, and it is resident because it is held.
+            let keeps = unsafe { core.bytes(page) }.map_or(true, is_wanted);
+            if !keeps {
+                core.unlock_shared(page);
+            }
+            keeps
+        });
+    }
+
     /// Puts the pages into the order of the file.
     pub(crate) fn sort(&mut self) {
         self.pages.sort_unstable();

@@ -210,6 +210,19 @@ impl Pool {
     /// # Errors
     /// As [`write_dirty`](Pool::write_dirty).
     pub fn write_pages(&self, pages: &[PageId]) -> Result<(), PoolError> {
+        self.write_wanted_pages(pages, &|_| true)
+    }
+
+    /// Writes those of some pages that are dirty, and whose bytes the caller wants to be written as
+    /// they are then. Does not make them durable.
+    ///
+    /// # Errors
+    /// As [`write_dirty`](Pool::write_dirty).
+    pub fn write_wanted_pages(
+        &self,
+        pages: &[PageId],
+        is_wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<(), PoolError> {
         self.check_writable()?;
         for batch in pages.chunks(self.eviction.writer.batch()) {
             let (mut held, mut busy) = (HeldPages::none(&self.core), Vec::new());
@@ -220,20 +233,25 @@ impl Pool {
                     Hold::Busy(..) => busy.push(id),
                 }
             }
-            self.write_held(held)?;
+            self.write_held(held, is_wanted)?;
             for id in busy {
                 if let Some(page) = self.wait_to_hold_dirty(id) {
                     let mut held = HeldPages::none(&self.core);
                     held.push(page);
-                    self.write_held(held)?;
+                    self.write_held(held, is_wanted)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Writes pages and unlocks them.
-    fn write_held(&self, held: HeldPages<'_>) -> Result<(), PoolError> {
+    /// Writes the pages that are wanted, and unlocks all.
+    fn write_held(
+        &self,
+        mut held: HeldPages<'_>,
+        is_wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<(), PoolError> {
+        held.keep(is_wanted);
         let written = self.eviction.writer.write(&*self.device, &held);
         let written: Result<(), PoolError> = written.into_iter().collect();
         drop(held);
