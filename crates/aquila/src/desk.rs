@@ -35,6 +35,9 @@ struct Requests {
     failed: Option<(u64, Failure)>,
 }
 
+/// Threads of a cache that write: so many files less one may be locked without a delay for others.
+pub(crate) const WRITERS: usize = 4;
+
 /// How threads ask for pages to be written.
 #[derive(Debug, Default)]
 pub(crate) struct Desk {
@@ -43,6 +46,11 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
+    /// Threads are about to begin. Earlier ones, if there were any, have ended.
+    pub(crate) fn begin(&self) {
+        lock(&self.requests).is_over = false;
+    }
+
     /// Asks for a round. `asked` is zero at first, and names a round that begins after this then.
     ///
     /// # Errors
@@ -97,4 +105,20 @@ pub(crate) struct Round {
     pub(crate) failure: Option<Failure>,
     /// Whether another thread was writing to a file.
     pub(crate) has_left_out: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As after a start in which the system had no more threads.
+    #[test]
+    fn threads_that_begin_after_others_have_ended_get_rounds() {
+        let desk = Desk::default();
+        desk.end();
+        assert_eq!(desk.next(), None);
+        desk.begin();
+        assert_eq!(desk.ask(&mut 0), Ok(()));
+        assert_eq!(desk.next(), Some(1));
+    }
 }

@@ -35,7 +35,7 @@ use vellum_aquila_core::{MOST_PAGES, Machine, Page, Pattern};
 
 use crate::anonymous::{Anonymous, Leaving, drop_translations};
 use crate::descriptor::Descriptor;
-use crate::desk::{Desk, Failure};
+use crate::desk::{Desk, Failure, WRITERS};
 use crate::generation::{self, Generation};
 use crate::place::{self, Mapped, Place, of_file, runs};
 use crate::probe::{Frames, Userfaultfd};
@@ -404,7 +404,8 @@ impl Host {
             files: (0..MOST_FILES).map(|_| HostFile::new()).collect(),
             lengths: (0..frames).map(|_| AtomicU16::new(0)).collect(),
             buffers: (0..2 * processors).map(|_| buffer()).collect(),
-            buffers_for_writing: (0..2 * processors).map(|_| buffer()).collect(),
+            // A thread may keep one for as long as a file is locked.
+            buffers_for_writing: (0..2 * processors + WRITERS).map(|_| buffer()).collect(),
             desk,
         }
     }

@@ -335,6 +335,11 @@ impl Shared {
                 Ok(true)
             }
             Tried::Busy => Ok(false),
+            Tried::FramesBusy => {
+                // The write that has these frames may wait for the call whose fault this is.
+                let _ = self.host().ask_to_write(asked);
+                Ok(false)
+            }
             Tried::NoFrame => {
                 self.host().ask_to_write(asked).map_err(CoreError::Machine)?;
                 Ok(false)
@@ -881,6 +886,8 @@ impl Shared {
     fn set_length_of(&self, number: u32, descriptor: &File, length: u64) -> Result<()> {
         let failed = |errno| Error::of(DOING_LENGTH, errno);
         let file = self.file(number);
+        // First: a thread that has the room that this waits for may wait until the file moves.
+        let room = self.wait_for_room();
         let stays = file.stay();
         let before = file.look().map_err(failed)?;
         if before < length {
@@ -892,6 +899,8 @@ impl Shared {
         if length < before {
             self.clear_end(number, length)?;
         }
+        // The last page may be dirty now.
+        room.into_iter().for_each(Promise::used);
         let stay = match pages_of(length) {
             Key::PAGES.. => 0,
             first => {
@@ -907,6 +916,7 @@ impl Shared {
     }
 
     /// Fills the rest of the last page of a file with zeros, which show if it becomes longer again.
+    /// The caller has room for a dirty page.
     fn clear_end(&self, number: u32, length: u64) -> Result<()> {
         let file = self.file(number);
         let inside = length as usize % PAGE_SIZE;
@@ -934,10 +944,7 @@ impl Shared {
         };
         // A file that is mapped for reading only has no pages to write back.
         let access = if file.writer().is_ok() { Access::Write } else { Access::Read };
-        let key = key(number, page);
-        let room = self.wait_for_room();
-        let result = self.core().with_page(key, 0, access, write);
-        room.into_iter().for_each(Promise::used);
+        let result = self.core().with_page(key(number, page), 0, access, write);
         let result = result.map_err(|failure| error(DOING_LENGTH, failure))?;
         result.map_err(|errno| Error::of(DOING_LENGTH, errno))
     }

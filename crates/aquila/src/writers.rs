@@ -16,14 +16,11 @@ use std::thread::{self, JoinHandle};
 
 use rustix::io::Errno;
 
-use crate::desk::{Desk, Round};
+use crate::desk::{Desk, Round, WRITERS};
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
 use crate::shared::{Shared, Threads};
 use crate::sys;
-
-/// Threads of a cache: so many files less one may be locked without a delay for another one.
-const THREADS: usize = 4;
 
 /// The threads. They end when this is dropped.
 #[derive(Debug)]
@@ -37,10 +34,12 @@ pub(crate) struct Writers {
 impl Writers {
     fn try_start(shared: &Arc<Shared>, desk: &Arc<Desk>) -> Result<Self, Errno> {
         let generation = generation::begin()?;
+        // An earlier start may have failed, and ended the threads that it had started.
+        desk.begin();
         let mut writers = Self { threads: Vec::new(), desk: Arc::clone(desk), generation };
         // The program's handlers do not run on these threads.
         let _blocked = sys::BlockedSignals::for_changes();
-        for _ in 0..THREADS {
+        for _ in 0..WRITERS {
             let (shared, desk) = (Arc::downgrade(shared), Arc::clone(desk));
             let thread = thread::Builder::new().name("vellum-writes".to_owned());
             let thread = thread.spawn(move || run(&shared, &desk));

@@ -279,7 +279,9 @@ int vellum_tree_remove(const vellum_tree *tree, const void *key, size_t key_leng
  * The bytes of the values are copies, and stay valid until vellum_values_close(), also if the store is
  * closed before. An empty value is not NULL. A value that is NULL with a length of 0 means that the
  * tree has no such key. A value that is longer than a quarter of the pool is NULL, too, and its length
- * is there: a reader reads it.
+ * is there: a reader reads it. The entries stay as they were if there is an error.
+ *
+ * -ENOMEM  there is no memory for copies of all values
  */
 int vellum_tree_multi_get(const vellum_tree *tree, struct vellum_entry *entries, size_t count,
 			  vellum_values **result);

@@ -103,7 +103,9 @@ pub extern "C" fn vellum_load_add(
 #[unsafe(no_mangle)]
 pub extern "C" fn vellum_load_finish(load: Option<&LoadHandle>) -> c_int {
     call(|| {
-        let loader = given(load, "the load")?.lock().take()?;
+        // To the end: other calls of the load wait.
+        let mut state = given(load, "the load")?.lock();
+        let loader = state.take()?;
         Ok(loader.finish().map(drop)?)
     })
 }

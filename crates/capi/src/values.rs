@@ -8,8 +8,9 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
 use vellum::{Error, Tree};
+use vellum_morsel::Errno;
 
-use crate::call::{Outcome, Place, call, given};
+use crate::call::{Failure, Outcome, Place, call, given};
 use crate::raw::{CEntry, keys, set_values};
 use crate::snapshot::SnapshotHandle;
 use crate::store::TreeHandle;
@@ -25,6 +26,7 @@ pub struct ValuesHandle(#[expect(dead_code)] Vec<u8>);
 struct Found {
     bytes: Vec<u8>,
     places: Vec<Where>,
+    lacks_memory: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,12 +43,16 @@ enum Where {
 
 impl Found {
     fn new(count: usize) -> Found {
-        Found { bytes: Vec::new(), places: vec![Where::Absent; count] }
+        Found { bytes: Vec::new(), places: vec![Where::Absent; count], lacks_memory: false }
     }
 
+    /// Copies a value. Without memory for it, nothing more is copied.
     fn set(&mut self, index: usize, value: &[u8]) {
-        self.places[index] = Where::At { begin: self.bytes.len(), length: value.len() };
-        self.bytes.extend_from_slice(value);
+        self.lacks_memory |= self.bytes.try_reserve(value.len()).is_err();
+        if !self.lacks_memory {
+            self.places[index] = Where::At { begin: self.bytes.len(), length: value.len() };
+            self.bytes.extend_from_slice(value);
+        }
     }
 
     /// Looks up one key after the other: there is a value that is too long for the pool, or the
@@ -124,6 +130,10 @@ fn look_up(
 ) -> Outcome {
     let place = Place::new(result)?;
     let found = find(&keys(entries, count)?)?;
+    if found.lacks_memory {
+        let what = "there is no memory for copies of all values: look up fewer keys at a time";
+        return Err(Failure::new(Errno::NOMEM, what.into()));
+    }
     place.set(found.give(entries));
     Ok(())
 }

@@ -146,7 +146,10 @@ impl PyTree {
     fn load(slf: &Bound<'_, Self>, py: Python<'_>, entries: &Bound<'_, PyAny>) -> PyResult<u64> {
         let view = slf.as_super().get();
         let tree = view.tree()?.clone();
-        bulk::load(py, tree, &entries.try_iter()?, view.process)
+        let pairs = entries.try_iter()?;
+        // The iterable may have forked.
+        check_process(view.process)?;
+        bulk::load(py, tree, &pairs, view.process)
     }
 
     /// A ValueReader, a file to read the value of a key from. Raises KeyError if the tree has no

@@ -24,6 +24,9 @@ use crate::statistics::Count;
 /// How often a fault looks whether another thread has finished, before it gives up.
 const GLANCES: u32 = 66;
 
+/// How often an eviction writes pages that threads store to again before they leave.
+const PASSES: u32 = 8;
+
 /// What keeps frames from being given to another page at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
@@ -38,8 +41,10 @@ pub struct Taken {
 pub enum Tried {
     /// So many pages are mapped.
     Mapped(u32),
-    /// Another thread has the page, or the last frames with clean pages, for a moment.
+    /// Another thread has the page for a moment.
     Busy,
+    /// Other threads have the last frames with clean pages, or write those of the last dirty ones.
+    FramesBusy,
     /// No frame is free or has a clean page: dirty ones must be written.
     NoFrame,
 }
@@ -126,7 +131,7 @@ impl<M: Machine, P: Policy> Cache<'_, M, P> {
             }
         }
         if self.may_become_free(|frame| self.may_leave(frame, Refused::Dirty)) {
-            return Ok(TriedFrame::Not(Tried::Busy));
+            return Ok(TriedFrame::Not(Tried::FramesBusy));
         }
         match self.may_become_free(|frame| !self.frames.word(frame).is_held()) {
             true => Ok(TriedFrame::Not(Tried::NoFrame)),
@@ -147,24 +152,23 @@ impl<M: Machine, P: Policy> Cache<'_, M, P> {
         Some(mapped)
     }
 
-    /// Evicts the pages of a range that no caller has pinned. Dirty ones are written before.
+    /// Evicts the pages of a range that no caller has pinned. Dirty ones are written before. A page
+    /// to which threads go on to store may stay.
     pub(super) fn write_and_evict(
         &self,
         range: RangeInclusive<Key>,
     ) -> (Evicted, Result<(), M::Error>) {
-        let mut pages = 0;
-        loop {
+        let (mut pages, mut result) = (0, Ok(()));
+        for pass in 0.. {
             let (evicted, dirty, _) = self.evict_once(&range, false, true);
             pages += evicted.pages;
-            if dirty == 0 {
-                return (Evicted { pages, stay: evicted.stay }, Ok(()));
-            }
-            if let Err(error) = self.write_back(range.clone()) {
-                let (evicted, dirty, _) = self.evict_once(&range, false, true);
+            if dirty == 0 || pass == PASSES || result.is_err() {
                 let stay = evicted.stay + dirty;
-                return (Evicted { pages: pages + evicted.pages, stay }, Err(error));
+                return (Evicted { pages, stay }, result);
             }
+            result = self.write_back(range.clone()).map(drop);
         }
+        unreachable!("the loop ends after some passes")
     }
 
     /// Counts the frames that cannot be given to another page at once.

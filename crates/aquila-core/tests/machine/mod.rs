@@ -337,7 +337,7 @@ pub fn try_access<P: Policy>(
         }
         match cache.try_fault(&Fault { key, access, ahead: 0, used: 0, place: &() })? {
             Tried::Mapped(_) => {}
-            Tried::Busy => cache.machine().wait(0),
+            Tried::Busy | Tried::FramesBusy => cache.machine().wait(0),
             Tried::NoFrame => return Ok(None),
         }
     }

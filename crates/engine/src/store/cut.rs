@@ -557,8 +557,9 @@ mod tests {
         eventually("the checkpoint ends", || !paced.log().is_cut_under_way());
     }
 
-    /// The checkpoint does not write a leaf that has changed since its cut, and gives up the records
-    /// before the cut. The file does not have the leaf then, and the log must have its image.
+    /// The checkpoint does not write a leaf that has changed since its cut, and gives up the
+    /// records before the cut. The file does not have the leaf then, and the log must have its
+    /// image.
     #[test]
     fn a_leaf_that_changed_since_the_cut_is_in_the_log() {
         let paced = Paced::begin();

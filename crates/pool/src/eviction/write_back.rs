@@ -38,8 +38,8 @@ impl<'a> HeldPages<'a> {
         self.pages.push(page);
     }
 
-    /// Unlocks the pages whose bytes are not wanted. One whose word is damaged stays: its write says
-    /// so.
+    /// Unlocks the pages whose bytes are not wanted. One whose word is damaged stays: its write
+    /// says so.
     pub(crate) fn keep(&mut self, is_wanted: &dyn Fn(&[u8]) -> bool) {
         let core = self.core;
         self.pages.retain(|&page| {
