@@ -69,6 +69,8 @@ pub(crate) struct RedoLog {
     maps: Mutex<MapPlaces>,
     /// How many threads wait for `maps`.
     waiting: AtomicU64,
+    /// How many paced checkpoints have begun to write pages.
+    paced: AtomicU64,
     /// A backup that is under way, which needs records that the log may trim.
     hold: Mutex<Option<Arc<LogHold>>>,
     /// Places that were freed after this record, or a later one, are not used again: a backup reads
@@ -222,6 +224,7 @@ impl RedoLog {
             promised: AtomicU64::new(0),
             maps: Mutex::new(maps),
             waiting: AtomicU64::new(0),
+            paced: AtomicU64::new(0),
             hold: Mutex::default(),
             places_held: AtomicU64::new(u64::MAX),
             cut_signal: CutSignal::default(),
@@ -371,6 +374,12 @@ impl RedoLog {
         // A segment is reused as a whole.
         let left = full.saturating_sub(used + full / 16);
         left.min(self.bytes_per_cut) / 2
+    }
+
+    /// Whether the paced checkpoint that begins now leaves out nodes that have changed since its
+    /// cut. Each fourth one does not: salvage reads the file alone.
+    pub(crate) fn leaves_nodes_out(&self) -> bool {
+        self.paced.fetch_add(1, Ordering::Relaxed) % 4 != 3
     }
 
     /// Locks the places of free maps, which a checkpoint holds from its cut to its end. A

@@ -13,7 +13,8 @@
 //! slow one when there are no changes.
 //!
 //! Such a checkpoint writes no node that has changed again since the cut: the log has its image
-//! then. It waits until these images are durable, and the node stays dirty.
+//! then. It waits until these images are durable, and the node stays dirty. Each fourth one writes
+//! them too, so that the file without the log does not fall back without a bound.
 //!
 //! The pages are written in the order of the file, and not the oldest first: the log gives back the
 //! records before the cut, all at once, and not before all these pages are written.
@@ -400,9 +401,13 @@ impl PageStore {
             u128::from(log.bytes_since_cut()) * pages.len() as u128 >= room * share as u128
         };
         // The log has the image of a node that has changed since the cut, so recovery does not need
-        // it in the file. The next checkpoint writes it, or the pool when it leaves memory. The
-        // records of all others are durable, so that their writes do not wait for the log.
-        let is_needed = |bytes: &[u8]| !(page::is_node(bytes) && log.has_image(bytes));
+        // it in the file. A later checkpoint writes it, or the pool when it leaves memory. That
+        // holds because a change has its permit from before it asks for the image until after its
+        // record, so no cut comes between; because only a record gives a page a number, and a new
+        // page has none; and because every free has its record before the memory goes.
+        let leaves_out = log.leaves_nodes_out();
+        let is_needed =
+            |bytes: &[u8]| !(leaves_out && page::is_node(bytes) && log.has_image(bytes));
         let at_once = (PACED_FRAMES / self.page_frames).max(1) as usize;
         for begin in (0..pages.len()).step_by(at_once) {
             for _ in 0..log.pauses {
@@ -412,6 +417,10 @@ impl PageStore {
             }
             let end = if log.is_awaited() { pages.len() } else { begin + at_once };
             let batch = &pages[begin..pages.len().min(end)];
+            if !leaves_out {
+                // So that no write waits for newer records while it holds its pages.
+                self.sync_log(log)?;
+            }
             self.pool.write_wanted_pages(batch, &is_needed)?;
             if batch.len() > at_once {
                 break;
@@ -484,6 +493,11 @@ mod tests {
 
     impl Paced {
         fn begin() -> Paced {
+            Paced::begin_after(0)
+        }
+
+        /// As if there had been so many before.
+        fn begin_after(checkpoints: usize) -> Paced {
             let segments =
                 SimulatedOptions { segments: 64, segment_blocks: 256, ..Default::default() };
             let log_device = Arc::new(SimulatedDevice::new(segments));
@@ -492,6 +506,9 @@ mod tests {
             let store = Store::create_on(device.clone(), &paced_options(&log_device)).unwrap();
             store.create_tree("tree").unwrap();
             let mut paced = Paced { log_device, memory, device, store, keys: 0, room: 0 };
+            for _ in 0..checkpoints {
+                paced.log().leaves_nodes_out();
+            }
             let before = paced.log().newest_cut();
             let mut is_due = false;
             while !is_due {
@@ -515,10 +532,17 @@ mod tests {
             self.store.core.pages.redo_log.as_ref().unwrap()
         }
 
-        fn put(&self, number: u64) {
+        /// Returns the value, which no other entry has.
+        fn put(&self, number: u64) -> Vec<u8> {
             let tree = self.store.tree("tree").unwrap();
             let value = self.log().end().to_be_bytes().repeat(100);
             tree.upsert(&number.to_be_bytes(), &value).unwrap();
+            value
+        }
+
+        fn file_has(&self, value: &[u8]) -> bool {
+            let bytes = self.memory.snapshot();
+            bytes.windows(value.len()).any(|part| part == value)
         }
 
         /// Changes one entry until changes have used so many percent of their room.
@@ -562,18 +586,20 @@ mod tests {
     /// image.
     #[test]
     fn a_leaf_that_changed_since_the_cut_is_in_the_log() {
-        let paced = Paced::begin();
-        eventually("the first pages are written", || paced.writes() >= AT_ONCE);
-        let last = paced.keys - 1;
-        paced.put(last);
-        let cut = paced.log().newest_cut();
-        drop(paced.log().lock_maps());
-        assert!(!paced.log().is_cut_under_way() && paced.log().newest_cut() == cut);
-        assert!(paced.dirty() > 0, "the leaf was written");
-        let store = paced.crash();
-        let tree = store.tree("tree").unwrap();
-        let missing = (0..paced.keys).find(|key| !tree.contains(&key.to_be_bytes()).unwrap());
-        assert_eq!(missing, None, "of {}", paced.keys);
+        for (checkpoints, is_written) in [(0, false), (3, true), (4, false)] {
+            let paced = Paced::begin_after(checkpoints);
+            eventually("the first pages are written", || paced.writes() >= AT_ONCE);
+            // Its leaf is one of those that are written last. The very last ones may be new.
+            let value = paced.put(paced.keys - 100);
+            let cut = paced.log().newest_cut();
+            drop(paced.log().lock_maps());
+            assert!(!paced.log().is_cut_under_way() && paced.log().newest_cut() == cut);
+            assert_eq!(paced.file_has(&value), is_written, "{checkpoints}");
+            let store = paced.crash();
+            let tree = store.tree("tree").unwrap();
+            let missing = (0..paced.keys).find(|key| !tree.contains(&key.to_be_bytes()).unwrap());
+            assert_eq!(missing, None, "of {}", paced.keys);
+        }
     }
 
     /// The memory of a page that is freed goes at once. So the checkpoint does not write the page,
