@@ -97,6 +97,88 @@ fn threads_find_their_changes_after_a_loss_of_power() {
     }
 }
 
+/// The change of a thread with this number, from 1 on: the key, and the length of its value if it
+/// is not removed.
+fn numbered_change(number: u64) -> (u64, Option<usize>) {
+    let key = number * 7919 % 2000;
+    (key, (number % 3 > 0).then_some(8 + (number % 5 * 150) as usize))
+}
+
+/// What the thread's tree has after so many changes.
+fn after(changes: u64) -> BTreeMap<u64, u64> {
+    let mut model = BTreeMap::new();
+    for number in 1..=changes {
+        match numbered_change(number) {
+            (key, Some(_)) => drop(model.insert(key, number)),
+            (key, None) => drop(model.remove(&key)),
+        }
+    }
+    model
+}
+
+/// Whether the crashed store has what a thread had at some time, and no damage.
+fn check_prefixes(crash: Crash, seed: u64) {
+    let store = recovered(crash, seed);
+    for thread in ["0", "1", "2"] {
+        let Ok(tree) = store.tree(thread) else { continue };
+        let found = tree.range(..).map(|entry| {
+            let (key, value) = entry.unwrap();
+            let number = |bytes: &[u8]| u64::from_be_bytes(bytes[..8].try_into().unwrap());
+            (number(&key), number(&value))
+        });
+        let found: BTreeMap<u64, u64> = found.collect();
+        // Removals may follow the newest value.
+        let newest = found.values().max().copied().unwrap_or(0);
+        let is_there = (newest..newest + 3).any(|changes| after(changes) == found);
+        assert!(is_there, "seed {seed}: thread {thread}: {newest}: {found:?}");
+    }
+}
+
+/// Threads change trees, and never wait until that is durable. A thread of the store writes
+/// checkpoints meanwhile, which leave out nodes that have changed since the cut. The power fails
+/// at any operation.
+#[test]
+fn checkpoints_amid_changes_leave_nothing_out() {
+    for seed in 1..21 {
+        let machine = machine(seed);
+        let options = options(&machine).pool_bytes(8 << 20).log_bytes(2 << 20).evictors(0);
+        let store = Store::create_on(machine.clone(), &options).unwrap();
+        let trees = ["0", "1", "2"].map(|thread| store.create_tree(thread).unwrap());
+        store.sync().unwrap();
+        machine.crash_once_in(60, &[End::PowerLoss]);
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let threads = trees.map(|tree| {
+                scope.spawn(move || {
+                    for number in 1..6000 {
+                        let (key, len) = numbered_change(number);
+                        let mut value = number.to_be_bytes().to_vec();
+                        match len {
+                            Some(len) => {
+                                value.resize(len, 0);
+                                tree.upsert(&key.to_be_bytes(), &value).unwrap();
+                            }
+                            None => drop(tree.remove(&key.to_be_bytes()).unwrap()),
+                        }
+                    }
+                })
+            });
+            scope.spawn(|| {
+                while !is_done.load(Ordering::SeqCst) {
+                    machine
+                        .take_crashes()
+                        .into_iter()
+                        .for_each(|crash| check_prefixes(crash, seed));
+                }
+            });
+            let _done = SetInTheEnd(&is_done);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        machine.take_crashes().into_iter().for_each(|crash| check_prefixes(crash, seed));
+        assert!(store.pool_stats().write_backs > 100, "seed {seed}: no checkpoint");
+    }
+}
+
 const ACCOUNTS: u64 = 40;
 const EACH: u64 = 1000;
 
