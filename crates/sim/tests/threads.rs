@@ -101,7 +101,7 @@ fn threads_find_their_changes_after_a_loss_of_power() {
 /// is not removed.
 fn numbered_change(number: u64) -> (u64, Option<usize>) {
     let key = number * 7919 % 2000;
-    (key, (number % 3 > 0).then_some(8 + (number % 5 * 150) as usize))
+    (key, (!number.is_multiple_of(3)).then_some(8 + (number % 5 * 150) as usize))
 }
 
 /// What the thread's tree has after so many changes.
