@@ -515,7 +515,11 @@ impl Life {
         let found = self.backups.restore(contents).map_err(Failure::of("a restored backup"))?;
         let is_right = is_same(&self.model, &found);
         ensure!(is_right, "a backup is another store: {}", difference(&self.model, &found));
-        self.backups.repair(&self.store).map_err(Failure::of("repairs from a backup"))
+        match self.backups.repair(&self.store) {
+            // The checkpoint after the backup may have failed, and the backup has not.
+            Err(error) => self.failed(self.history.len(), &error),
+            Ok(()) => Ok(()),
+        }
     }
 
     fn put(&mut self) -> Outcome {
