@@ -1,17 +1,15 @@
 //! How many pages of a cache may be dirty, where no fault writes (`writers.rs`).
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use vellum_aquila_core::Taken;
 
+use crate::desk::lock;
+
 /// Frames are counted at most so often by those who wait for room.
 const PAUSE: Duration = Duration::from_millis(1);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// How many pages may become dirty.
 #[derive(Debug)]

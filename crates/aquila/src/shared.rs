@@ -448,8 +448,8 @@ impl Shared {
         promise
     }
 
-    /// The same for a thread of the program's, which waits for one. `None` if nobody has to wait,
-    /// and if nothing can be written.
+    /// The same for a thread of the program's, which waits for one. `None` if the cache has no
+    /// threads, so that a fault writes by itself, and if nothing can be written.
     fn wait_for_room(&self) -> Option<Promise<'_>> {
         if !self.has_threads() {
             return None;

@@ -17,7 +17,7 @@ use crate::store::TreeHandle;
 use crate::transaction::TransactionHandle;
 use crate::view::View;
 
-/// `vellum_values`: the bytes of the values, one after the other. Nobody reads them through this.
+/// `vellum_values`: the bytes of the values, one after the other. The caller has pointers to them.
 #[derive(Debug)]
 pub struct ValuesHandle(#[expect(dead_code)] Vec<u8>);
 

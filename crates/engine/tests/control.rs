@@ -499,7 +499,7 @@ fn clients_that_say_nonsense_or_nothing_disturb_nobody() {
 
 #[test]
 fn an_impostor_s_answers_are_errors() {
-    /// More bytes than a socket holds that nobody reads.
+    /// More bytes than the kernel keeps for a client that does not read.
     const SOCKET_HOLDS: usize = 1 << 20;
     let (folder, path, _store) = store_of(10);
     let to = folder.path().join("backup");

@@ -202,7 +202,7 @@ fn key_of_account(account: u16) -> [u8; 3] {
     key_of(1_000 + account, 0)
 }
 
-/// What a transaction writes that nobody must see.
+/// The value of a change that its transaction takes back: the store must never have it.
 fn undone(len: usize) -> Vec<u8> {
     value(u64::MAX, len)
 }

@@ -316,7 +316,7 @@ pub fn store<P: Policy>(cache: &Cache<'_, TestMachine, P>, key: Key, value: u64)
     }
 }
 
-/// Accesses a page as a thread does whose faults another one handles, which waits for nobody.
+/// Accesses a page as a thread does whose faults a handler serves. The handler waits for no thread.
 /// Stores if there is a value. Gives up if a dirty page would have to be written.
 pub fn try_access<P: Policy>(
     cache: &Cache<'_, TestMachine, P>,

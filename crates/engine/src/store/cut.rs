@@ -409,22 +409,21 @@ impl PageStore {
         let is_needed =
             |bytes: &[u8]| !(leaves_out && page::is_node(bytes) && log.has_image(bytes));
         let at_once = (PACED_FRAMES / self.page_frames).max(1) as usize;
-        for begin in (0..pages.len()).step_by(at_once) {
+        let mut written = 0;
+        while written < pages.len() {
             for _ in 0..log.pauses {
-                if have_used(begin) || log.is_awaited() || !log.cut_signal.pause(PAUSE) {
+                if have_used(written) || log.is_awaited() || !log.cut_signal.pause(PAUSE) {
                     break;
                 }
             }
-            let end = if log.is_awaited() { pages.len() } else { begin + at_once };
-            let batch = &pages[begin..pages.len().min(end)];
+            let next = if log.is_awaited() { pages.len() } else { written + at_once };
+            let next = next.min(pages.len());
             if !leaves_out {
                 // So that no write waits for newer records while it holds its pages.
                 self.sync_log(log)?;
             }
-            self.pool.write_wanted_pages(batch, &is_needed)?;
-            if batch.len() > at_once {
-                break;
-            }
+            self.pool.write_wanted_pages(&pages[written..next], &is_needed)?;
+            written = next;
         }
         Ok(())
     }
