@@ -13,7 +13,7 @@
 //! - a fault of a page that is leaving waits until it is in its file, and then reads it from there;
 //! - a page that cannot be written stays in the cache, dirty, and the error reaches the caller.
 //!
-//! A machine whose page tables have dirty bits is asked for stores where that matters: when a page
+//! An environment whose page tables have dirty bits is asked for stores where that matters: when a page
 //! is proposed, after it is unmapped, when no more store can come, and before a write-back.
 //!
 //! A thread that waits holds no lock on a frame, and a thread that evicts waits for nothing but its
@@ -28,10 +28,10 @@ mod apart;
 use core::ops::RangeInclusive;
 
 use crate::dirty::DirtySet;
+use crate::environment::{Environment, Page};
 use crate::frame::{Frame, Frames, Key, Pin, State};
 use crate::free_lists::FreeLists;
 use crate::index::Index;
-use crate::machine::{Machine, Page};
 use crate::policy::{Evictor, Policy};
 use crate::read_ahead::MOST_PAGES;
 use crate::statistics::{Count, Counters, Statistics};
@@ -70,13 +70,13 @@ pub enum Error<E> {
     Full,
     /// The page is pinned too often already.
     TooManyPins,
-    /// The machine could not read, write or map.
-    Machine(E),
+    /// The environment could not read, write or map.
+    Environment(E),
 }
 
 impl<E> From<E> for Error<E> {
     fn from(error: E) -> Self {
-        Self::Machine(error)
+        Self::Environment(error)
     }
 }
 
@@ -162,7 +162,7 @@ impl Run {
 
 /// A cache of file pages.
 #[derive(Debug)]
-pub struct Cache<'a, M, P> {
+pub struct Cache<'a, E, P> {
     frames: Frames<'a>,
     index: Index<'a>,
     free: FreeLists<'a>,
@@ -171,10 +171,10 @@ pub struct Cache<'a, M, P> {
     size: &'a AtomicU64,
     counters: &'a [Counters],
     policy: P,
-    machine: M,
+    environment: E,
 }
 
-impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
+impl<'a, E: Environment, P: Policy> Cache<'a, E, P> {
     /// A cache in the given memory, of which at first `size` frames are used: at least one, and at
     /// most those of the layout.
     ///
@@ -185,7 +185,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         words: &'a [AtomicU64],
         counters: &'a [Counters],
         policy: P,
-        machine: M,
+        environment: E,
         size: u32,
     ) -> Self {
         let words = &words[..layout.words()];
@@ -210,7 +210,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             size: &rest[1],
             counters,
             policy,
-            machine,
+            environment,
         };
         let size = size.clamp(1, layout.frames);
         (size..layout.frames).for_each(|frame| cache.free.retire(frame));
@@ -219,9 +219,9 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         cache
     }
 
-    /// The machine.
-    pub fn machine(&self) -> &M {
-        &self.machine
+    /// The environment.
+    pub fn environment(&self) -> &E {
+        &self.environment
     }
 
     /// The policy.
@@ -251,7 +251,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     /// The counters of the thread's processor.
     #[inline]
     fn own_counters(&self) -> &Counters {
-        &self.counters[self.machine.processor() % self.counters.len()]
+        &self.counters[self.environment.processor() % self.counters.len()]
     }
 
     // A fault.
@@ -259,8 +259,8 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     /// Makes a page accessible. Returns how many pages it mapped, which is at least that one.
     ///
     /// # Errors
-    /// [`Error::Full`]; what the machine said.
-    pub fn fault(&self, fault: &Fault<'_, M::Place>) -> Result<u32, Error<M::Error>> {
+    /// [`Error::Full`]; what the environment said.
+    pub fn fault(&self, fault: &Fault<'_, E::Mapping>) -> Result<u32, Error<E::Error>> {
         let counters = self.own_counters();
         counters.add(Count::Faults, 1);
         if fault.used > 0 {
@@ -269,17 +269,17 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         let present = if fault.ahead == 0 { self.pin_present(fault.key, counters) } else { None };
         let Some(page) = present else { return self.fault_run(fault) };
         let mapped = match fault.access {
-            Access::Read => self.machine.map(&[page], fault.place, false),
+            Access::Read => self.environment.map(&[page], fault.place, false),
             Access::Write => self.map_for_writing(page, fault.place),
         };
         self.frames.unpin(page.frame);
-        mapped.map(|()| 1).map_err(Error::Machine)
+        mapped.map(|()| 1).map_err(Error::Environment)
     }
 
     /// A fault of a page that has to be read, or that others follow. Apart from the above, because
     /// making a run takes longer than a fault of one page that is there.
     #[inline(never)]
-    fn fault_run(&self, fault: &Fault<'_, M::Place>) -> Result<u32, Error<M::Error>> {
+    fn fault_run(&self, fault: &Fault<'_, E::Mapping>) -> Result<u32, Error<E::Error>> {
         let mut run = Run::new();
         // A page that will be written is mapped once, for writing.
         let place = (fault.access == Access::Read).then_some(fault.place);
@@ -291,25 +291,25 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
                 self.map_for_writing(first[0], fault.place).inspect(|()| {
                     if !rest.is_empty() {
                         // The access needs none of these: they are mapped by their own faults.
-                        let _ = self.machine.map(rest, fault.place, false);
+                        let _ = self.environment.map(rest, fault.place, false);
                     }
                 })
             }
         };
         self.unpin_run(&run);
-        mapped.map(|()| run.count as u32).map_err(Error::Machine)
+        mapped.map(|()| run.count as u32).map_err(Error::Environment)
     }
 
-    fn map_for_reading(&self, run: &Run, place: &M::Place) -> Result<(), M::Error> {
-        if run.is_mapped { Ok(()) } else { self.machine.map(run.pages(), place, false) }
+    fn map_for_reading(&self, run: &Run, place: &E::Mapping) -> Result<(), E::Error> {
+        if run.is_mapped { Ok(()) } else { self.environment.map(run.pages(), place, false) }
     }
 
     /// Marks a pinned page dirty, and maps it for writing. The lock keeps write-back from taking
     /// the write access away between the two.
-    fn map_for_writing(&self, page: Page, place: &M::Place) -> Result<(), M::Error> {
+    fn map_for_writing(&self, page: Page, place: &E::Mapping) -> Result<(), E::Error> {
         self.lock(page.frame);
         self.mark_dirty(page.frame);
-        let mapped = self.machine.map(&[page], place, true);
+        let mapped = self.environment.map(&[page], place, true);
         self.frames.unlock(page.frame);
         mapped
     }
@@ -318,7 +318,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     fn lock(&self, frame: Frame) {
         let mut attempt = 0;
         while self.frames.try_lock(frame).is_err() {
-            self.machine.wait(attempt);
+            self.environment.wait(attempt);
             attempt += 1;
         }
     }
@@ -335,9 +335,9 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         &self,
         key: Key,
         ahead: u32,
-        place: Option<&M::Place>,
+        place: Option<&E::Mapping>,
         run: &mut Run,
-    ) -> Result<(), Error<M::Error>> {
+    ) -> Result<(), Error<E::Error>> {
         let ahead = ahead.min(MOST_PAGES - 1);
         let mut attempt = 0;
         loop {
@@ -357,7 +357,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
                     }
                     Pin::Gone => {}
                     Pin::Busy => {
-                        self.machine.wait(attempt);
+                        self.environment.wait(attempt);
                         attempt += 1;
                     }
                 },
@@ -404,9 +404,9 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         frame: Frame,
         key: Key,
         ahead: u32,
-        place: Option<&M::Place>,
+        place: Option<&E::Mapping>,
         run: &mut Run,
-    ) -> Result<bool, Error<M::Error>> {
+    ) -> Result<bool, Error<E::Error>> {
         if !self.enter(key, frame) {
             return Ok(false);
         }
@@ -415,7 +415,8 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             let Some(key) = key.after(step).filter(|key| self.index.find(*key).is_none()) else {
                 break;
             };
-            let Some(frame) = self.free.take(self.machine.processor(), self.machine.node()) else {
+            let Some(frame) = self.free.take(self.environment.processor(), self.environment.node())
+            else {
                 break;
             };
             if !self.enter(key, frame) {
@@ -423,19 +424,19 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             }
             run.push(key, frame);
         }
-        let mut result = self.machine.read(run.pages(), place);
+        let mut result = self.environment.read(run.pages(), place);
         if result.is_err() && run.count > 1 {
             // The page that was asked for may be readable although another one is not.
             run.pages()[1..].iter().for_each(|page| self.abandon(*page));
             run.count = 1;
-            result = self.machine.read(run.pages(), place);
+            result = self.environment.read(run.pages(), place);
         }
         match result {
             Ok(is_mapped) => run.is_mapped = is_mapped,
             Err(error) => {
                 self.abandon(run.pages()[0]);
                 run.count = 0;
-                return Err(Error::Machine(error));
+                return Err(Error::Environment(error));
             }
         }
         for page in run.pages() {
@@ -460,32 +461,34 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
 
     /// Gives up a page that could not be read.
     fn abandon(&self, page: Page) {
-        self.machine.release(&[page]);
+        self.environment.release(&[page]);
         self.index.remove(page.key, page.frame);
         self.give_back(page.frame);
     }
 
     fn give_back(&self, frame: Frame) {
         self.frames.free(frame);
-        self.free.put(frame, self.machine.processor(), self.machine.node());
+        self.free.put(frame, self.environment.processor(), self.environment.node());
     }
 
     // Eviction.
 
     /// Takes a frame that is free, or evicts pages until one is.
-    fn take_frame(&self) -> Result<Frame, Error<M::Error>> {
-        let writes_apart = self.machine.writes_apart();
+    fn take_frame(&self) -> Result<Frame, Error<E::Error>> {
+        let writes_apart = self.environment.writes_apart();
         let mut refused = if writes_apart { Refused::Dirty } else { Refused::None };
         let (mut failed, mut asked) = (None, 0);
         for attempt in 0..PATIENCE {
-            if let Some(frame) = self.free.take(self.machine.processor(), self.machine.node()) {
+            if let Some(frame) =
+                self.free.take(self.environment.processor(), self.environment.node())
+            {
                 return Ok(frame);
             }
             // After a failed write the file's dirty pages are left alone; after another one all.
             let any = attempt % TRUST == TRUST - 1;
             match self.evict_batch(refused, any) {
                 (0, None) if writes_apart => {
-                    failed = self.machine.ask_to_write(&mut asked).err();
+                    failed = self.environment.ask_to_write(&mut asked).err();
                 }
                 (0, None) => {}
                 (0, Some((error, file))) => {
@@ -501,12 +504,12 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             match failed {
                 // The error is the caller's if only waiting for that storage is left.
                 Some(error) if !self.may_become_free(|frame| self.may_leave(frame, refused)) => {
-                    return Err(Error::Machine(error));
+                    return Err(Error::Environment(error));
                 }
                 None if !self.may_become_free(|frame| !self.frames.word(frame).is_held()) => break,
                 _ => {}
             }
-            self.machine.wait(attempt);
+            self.environment.wait(attempt);
         }
         Err(Error::Full)
     }
@@ -536,7 +539,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
 
     /// Evicts pages that the policy proposes, or `any` pages. Returns how many have left, and the
     /// first error with its file.
-    fn evict_batch(&self, refused: Refused, any: bool) -> (u64, Option<(M::Error, u32)>) {
+    fn evict_batch(&self, refused: Refused, any: bool) -> (u64, Option<(E::Error, u32)>) {
         let most = (self.size() as usize / 8).clamp(1, BATCH);
         let mut batch = Batch { cache: self, refused, pages: [NO_PAGE; BATCH], count: 0, most };
         if any {
@@ -551,12 +554,12 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     /// Evicts pages whose frames are in the state evicting. Returns how many have left, and the
     /// first error with its file; pages that could not be written stay. With `discard` none is
     /// written.
-    fn evict(&self, pages: &mut [Page], discard: bool) -> (u64, Option<(M::Error, u32)>) {
+    fn evict(&self, pages: &mut [Page], discard: bool) -> (u64, Option<(E::Error, u32)>) {
         if pages.is_empty() {
             return (0, None);
         }
         pages.sort_unstable_by_key(|page| page.key);
-        self.machine.unmap(pages);
+        self.environment.unmap(pages);
         self.count(Count::Shootdowns, 1);
         pages.iter_mut().for_each(|page| self.learn_stores(page));
         let mut first_error = None;
@@ -582,7 +585,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
             }
         }
         let gone = &pages[..gone];
-        self.machine.release(gone);
+        self.environment.release(gone);
         for page in gone {
             self.index.remove(page.key, page.frame);
             self.policy.remove(page.frame, page.key);
@@ -594,9 +597,9 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
 
     /// Writes a run whose frames this thread has locked or evicts. Afterwards the pages are clean,
     /// or as dirty as before.
-    fn write(&self, run: &[Page]) -> Result<(), M::Error> {
+    fn write(&self, run: &[Page]) -> Result<(), E::Error> {
         self.count(Count::Writes, 1);
-        if let Err(error) = self.machine.write(run) {
+        if let Err(error) = self.environment.write(run) {
             self.count(Count::WriteErrors, 1);
             return Err(error);
         }
@@ -613,10 +616,10 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         }
     }
 
-    /// Asks the machine for stores to a page that no fault has told of. The caller has locked the
+    /// Asks the environment for stores to a page that no fault has told of. The caller has locked the
     /// frame, or evicts it.
     fn learn_stores(&self, page: &mut Page) {
-        if !page.dirty && self.machine.was_stored_to(*page) {
+        if !page.dirty && self.environment.was_stored_to(*page) {
             self.mark_dirty(page.frame);
             page.dirty = true;
         }
@@ -624,7 +627,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
 
     /// The same for all pages of a range. Covers every store that happened before the call.
     fn learn_all_stores(&self, range: &RangeInclusive<Key>) {
-        if !self.machine.tells_stores() {
+        if !self.environment.tells_stores() {
             return;
         }
         self.for_each_in(range, |key, frame| {
@@ -635,7 +638,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
                     // No thread has stored to a page that is not there yet.
                     Err(word) if matches!(word.state(), State::Free | State::Filling) => return,
                     // A page that leaves may stay, if it cannot be written.
-                    Err(_) => self.machine.wait(attempt),
+                    Err(_) => self.environment.wait(attempt),
                 }
                 attempt += 1;
             };
@@ -655,8 +658,8 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         &self,
         range: RangeInclusive<Key>,
         discard: bool,
-    ) -> (Evicted, Result<(), M::Error>) {
-        if !discard && self.machine.writes_apart() {
+    ) -> (Evicted, Result<(), E::Error>) {
+        if !discard && self.environment.writes_apart() {
             return self.write_and_evict(range);
         }
         let (evicted, _, result) = self.evict_once(&range, discard, false);
@@ -670,7 +673,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         range: &RangeInclusive<Key>,
         discard: bool,
         clean: bool,
-    ) -> (Evicted, u64, Result<(), M::Error>) {
+    ) -> (Evicted, u64, Result<(), E::Error>) {
         let mut pages = [NO_PAGE; BATCH];
         let (mut count, mut evicted, mut dirty, mut result) = (0, Evicted::default(), 0, Ok(()));
         let mut flush = |pages: &mut [Page], evicted: &mut Evicted| {
@@ -696,7 +699,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
                     Departure::Busy => {
                         flush(&mut pages[..count], &mut evicted);
                         count = 0;
-                        self.machine.wait(attempt);
+                        self.environment.wait(attempt);
                         attempt += 1;
                         continue;
                     }
@@ -761,13 +764,13 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     ///
     /// # Errors
     /// The first error of a write. All pages were tried; those that failed are still dirty.
-    pub fn write_back(&self, range: RangeInclusive<Key>) -> Result<u64, M::Error> {
+    pub fn write_back(&self, range: RangeInclusive<Key>) -> Result<u64, E::Error> {
         self.learn_all_stores(&range);
         let mut attempt = 0;
         let sorted = loop {
             match self.dirty.try_sort(&range) {
                 Some(sorted) => break sorted,
-                None => self.machine.wait(attempt),
+                None => self.environment.wait(attempt),
             }
             attempt += 1;
         };
@@ -785,7 +788,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
                     // A thread that waits holds no locks: so the ones it has are written first.
                     Lock::Busy if count > 0 => break,
                     Lock::Busy => {
-                        self.machine.wait(attempt);
+                        self.environment.wait(attempt);
                         attempt += 1;
                         continue;
                     }
@@ -826,14 +829,14 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     /// Writes locked pages, and unlocks them. Of those with `dirty` the write access ends first,
     /// and they are clean afterwards; the others have pins for writing. Returns how many were
     /// written, and the first error.
-    fn write_locked(&self, pages: &mut [Page]) -> (u64, Option<M::Error>) {
+    fn write_locked(&self, pages: &mut [Page]) -> (u64, Option<E::Error>) {
         if pages.is_empty() {
             return (0, None);
         }
         pages.sort_unstable_by_key(|page| (!page.dirty, page.key));
         let (ordinary, pinned) = pages.split_at(pages.partition_point(|page| page.dirty));
         if !ordinary.is_empty() {
-            self.machine.protect(ordinary);
+            self.environment.protect(ordinary);
             self.count(Count::Shootdowns, 1);
         }
         let (mut written, mut first_error) = (0, None);
@@ -848,7 +851,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         }
         for run in pinned.chunk_by(follows) {
             self.count(Count::Writes, 1);
-            match self.machine.write(run) {
+            match self.environment.write(run) {
                 Ok(()) => written += run.len() as u64,
                 Err(error) => first_error = first_error.or(Some(error)),
             }
@@ -863,13 +866,13 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     /// the page stays mapped for writing, and counts as dirty all the time.
     ///
     /// # Errors
-    /// [`Error::Full`], [`Error::TooManyPins`]; what the machine said.
+    /// [`Error::Full`], [`Error::TooManyPins`]; what the environment said.
     pub fn pin(
         &self,
         key: Key,
         access: Access,
-        place: &M::Place,
-    ) -> Result<Frame, Error<M::Error>> {
+        place: &E::Mapping,
+    ) -> Result<Frame, Error<E::Error>> {
         let mut run = Run::new();
         self.pin_run(key, 0, None, &mut run)?;
         let page = run.pages()[0];
@@ -881,9 +884,9 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
         }
         let result = match self.frames.hold(page.frame, for_writing) {
             false => Err(Error::TooManyPins),
-            true => self.machine.map(&[page], place, for_writing).map_err(|error| {
+            true => self.environment.map(&[page], place, for_writing).map_err(|error| {
                 self.frames.end_hold(page.frame, for_writing);
-                Error::Machine(error)
+                Error::Environment(error)
             }),
         };
         if for_writing {
@@ -914,14 +917,14 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     /// the frame: the page is dirty, and no thread writes it back meanwhile.
     ///
     /// # Errors
-    /// [`Error::Full`]; what the machine said.
+    /// [`Error::Full`]; what the environment said.
     pub fn with_page<T>(
         &self,
         key: Key,
         ahead: u32,
         access: Access,
         f: impl FnOnce(Page) -> T,
-    ) -> Result<T, Error<M::Error>> {
+    ) -> Result<T, Error<E::Error>> {
         let mut run = Run::new();
         self.pin_run(key, ahead, None, &mut run)?;
         let page = run.pages()[0];
@@ -940,7 +943,7 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     }
 
     /// Whether a page is in the cache, or comes or goes. A thread that brings one in makes it so
-    /// before it has the machine read it.
+    /// before it has the environment read it.
     pub fn has(&self, key: Key) -> bool {
         self.index.find(key).is_some()
     }
@@ -949,39 +952,44 @@ impl<'a, M: Machine, P: Policy> Cache<'a, M, P> {
     /// Returns how many it mapped, which is at least one.
     ///
     /// # Errors
-    /// [`Error::Full`]; what the machine said.
-    pub fn populate(&self, key: Key, ahead: u32, place: &M::Place) -> Result<u32, Error<M::Error>> {
+    /// [`Error::Full`]; what the environment said.
+    pub fn populate(
+        &self,
+        key: Key,
+        ahead: u32,
+        place: &E::Mapping,
+    ) -> Result<u32, Error<E::Error>> {
         let mut run = Run::new();
         self.pin_run(key, ahead, Some(place), &mut run)?;
         let mapped = self.map_for_reading(&run, place);
         self.unpin_run(&run);
-        mapped.map(|()| run.count as u32).map_err(Error::Machine)
+        mapped.map(|()| run.count as u32).map_err(Error::Environment)
     }
 
     /// Changes how many frames the cache may use, between one and its capacity. Evicts pages to
     /// become smaller.
     ///
     /// # Errors
-    /// [`Error::Full`] if too many pages are pinned, what the machine said of a write: then the
+    /// [`Error::Full`] if too many pages are pinned, what the environment said of a write: then the
     /// cache is as small as it could be made.
-    pub fn resize(&self, frames: u32) -> Result<(), Error<M::Error>> {
+    pub fn resize(&self, frames: u32) -> Result<(), Error<E::Error>> {
         let target = u64::from(frames.clamp(1, self.capacity()));
         loop {
             let size = self.size.load(Ordering::Acquire);
             if size < target {
                 // Another thread may be about to retire the frame that is counted already.
                 let Some(frame) = self.free.take_retired() else {
-                    self.machine.wait(0);
+                    self.environment.wait(0);
                     continue;
                 };
                 self.size.fetch_add(1, Ordering::AcqRel);
-                self.free.put(frame, self.machine.processor(), self.machine.node());
+                self.free.put(frame, self.environment.processor(), self.environment.node());
             } else if size > target {
                 let frame = self.take_frame()?;
                 if self.shrink_from(size) {
                     self.free.retire(frame);
                 } else {
-                    self.free.put(frame, self.machine.processor(), self.machine.node());
+                    self.free.put(frame, self.environment.processor(), self.environment.node());
                 }
             } else {
                 return Ok(());
@@ -1035,8 +1043,8 @@ enum Refused {
 }
 
 /// A batch of pages that leave, as the policy proposes them.
-struct Batch<'c, 'a, M, P> {
-    cache: &'c Cache<'a, M, P>,
+struct Batch<'c, 'a, E, P> {
+    cache: &'c Cache<'a, E, P>,
     /// Pages that may not leave.
     refused: Refused,
     pages: [Page; BATCH],
@@ -1045,13 +1053,13 @@ struct Batch<'c, 'a, M, P> {
 }
 
 /// A policy that panics leaves pages in the batch: they stay in the cache.
-impl<M, P> Drop for Batch<'_, '_, M, P> {
+impl<E, P> Drop for Batch<'_, '_, E, P> {
     fn drop(&mut self) {
         self.pages[..self.count].iter().for_each(|page| self.cache.frames.keep(page.frame));
     }
 }
 
-impl<M: Machine, P: Policy> Evictor for Batch<'_, '_, M, P> {
+impl<E: Environment, P: Policy> Evictor for Batch<'_, '_, E, P> {
     fn wants_more(&self) -> bool {
         self.count < self.most
     }
@@ -1063,8 +1071,9 @@ impl<M: Machine, P: Policy> Evictor for Batch<'_, '_, M, P> {
         }
         let by_fault = frames.take_reference(frame);
         let key = frames.key(frame).filter(|_| frames.word(frame).state() == State::Resident);
-        let by_machine = key
-            .is_some_and(|key| self.cache.machine.was_accessed(Page { key, frame, dirty: false }));
+        let by_machine = key.is_some_and(|key| {
+            self.cache.environment.was_accessed(Page { key, frame, dirty: false })
+        });
         by_fault || by_machine
     }
 

@@ -42,8 +42,8 @@ impl Link {
     }
 }
 
-/// A place in a list: the link that leads there, and its value.
-struct Place<'a> {
+/// A position in a list: the link that leads there, and its value.
+struct Position<'a> {
     link: &'a AtomicU64,
     value: Link,
 }
@@ -99,15 +99,15 @@ impl<'a> Index<'a> {
     pub(crate) fn insert(&self, key: Key, frame: Frame) -> Result<(), Frame> {
         let link = &self.links[frame as usize];
         loop {
-            let place = match self.search(key) {
+            let position = match self.search(key) {
                 Ok(found) => return Err(found),
-                Err(place) => place,
+                Err(position) => position,
             };
             // No other thread changes the link of a frame that is in no list: exchanges by threads
             // that still know the link from an earlier list fail, because the tag is another one.
             let old = Link(link.load(Ordering::Acquire));
-            link.store(old.leading_as(place.value).0, Ordering::Release);
-            if exchange(place.link, place.value, place.value.leading_to(frame)) {
+            link.store(old.leading_as(position.value).0, Ordering::Release);
+            if exchange(position.link, position.value, position.value.leading_to(frame)) {
                 return Ok(());
             }
         }
@@ -128,35 +128,35 @@ impl<'a> Index<'a> {
         let _ = self.search(key);
     }
 
-    /// The frame with a key; or the place where such a frame belongs.
-    fn search(&self, key: Key) -> Result<Frame, Place<'_>> {
+    /// The frame with a key; or the position where such a frame belongs.
+    fn search(&self, key: Key) -> Result<Frame, Position<'_>> {
         'again: loop {
             let link = &self.buckets[self.bucket(key)];
-            let mut place = Place { link, value: Link(link.load(Ordering::Acquire)) };
+            let mut position = Position { link, value: Link(link.load(Ordering::Acquire)) };
             loop {
-                let Some(frame) = place.value.next() else {
-                    return Err(place);
+                let Some(frame) = position.value.next() else {
+                    return Err(position);
                 };
                 let link = &self.links[frame as usize];
                 let value = Link(link.load(Ordering::Acquire));
                 let found = self.keys[frame as usize].load(Ordering::Acquire);
                 // If the link before is as it was, then the frame was in this list all the time,
                 // and what was just read of it belongs together.
-                if place.link.load(Ordering::Acquire) != place.value.0 {
+                if position.link.load(Ordering::Acquire) != position.value.0 {
                     continue 'again;
                 }
                 if value.is_marked() {
-                    let without = place.value.leading_as(value);
-                    if !exchange(place.link, place.value, without) {
+                    let without = position.value.leading_as(value);
+                    if !exchange(position.link, position.value, without) {
                         continue 'again;
                     }
-                    place.value = without;
+                    position.value = without;
                 } else if found == key.word() {
                     return Ok(frame);
                 } else if found > key.word() {
-                    return Err(place);
+                    return Err(position);
                 } else {
-                    place = Place { link, value };
+                    position = Position { link, value };
                 }
             }
         }

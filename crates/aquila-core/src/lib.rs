@@ -2,7 +2,7 @@
 //!
 //! This is the part of Aquila (Papagiannis et al., "Memory-Mapped I/O on Steroids", EuroSys '21)
 //! that is the same wherever faults are handled: in a signal handler on Linux, or in ring 0 of a
-//! guest. It knows frames, keys and the order of steps; a [`Machine`] knows storage and page
+//! guest. It knows frames, keys and the order of steps; a [`Environment`] knows storage and page
 //! tables. It allocates nothing, uses no floating point and has no `unsafe`: the caller gives it
 //! the memory for its structures, as slices of atomic words that are zero ([`Layout`] says how
 //! many).
@@ -10,17 +10,17 @@
 //! ```
 //! use core::sync::atomic::{AtomicU64, Ordering};
 //! use std::sync::Mutex;
-//! use vellum_aquila_core::{Access, Cache, Clock, Counters, Fault, Key, Layout, Machine, Page};
+//! use vellum_aquila_core::{Access, Cache, Clock, Counters, Fault, Key, Layout, Environment, Page};
 //!
-//! /// A machine whose page tables are sets and whose storage has the number of each page in it.
+//! /// An environment whose page tables are sets and whose storage has the number of each page in it.
 //! #[derive(Default)]
 //! struct Toy {
 //!     reads: AtomicU64,
 //!     mapped: Mutex<Vec<Key>>,
 //! }
 //!
-//! impl Machine for Toy {
-//!     type Place = ();
+//! impl Environment for Toy {
+//!     type Mapping = ();
 //!     type Error = ();
 //!     fn processor(&self) -> usize { 0 }
 //!     fn read(&self, run: &[Page], _: Option<&()>) -> Result<bool, ()> {
@@ -54,8 +54,8 @@
 //!     let fault = Fault { key, access: Access::Read, ahead: 0, used: 0, place: &() };
 //!     cache.fault(&fault).map_err(|_| "the page cannot be read")?;
 //! }
-//! assert_eq!(cache.machine().reads.load(Ordering::Relaxed), 100);
-//! assert!(cache.machine().mapped.lock().unwrap().len() <= 16); // never more than the cache
+//! assert_eq!(cache.environment().reads.load(Ordering::Relaxed), 100);
+//! assert!(cache.environment().mapped.lock().unwrap().len() <= 16); // never more than the cache
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![cfg_attr(not(any(test, feature = "model")), no_std)]
@@ -63,18 +63,18 @@
 
 mod cache;
 mod dirty;
+mod environment;
 mod frame;
 mod free_lists;
 mod index;
-mod machine;
 mod policy;
 mod read_ahead;
 mod statistics;
 mod sync;
 
 pub use cache::{Access, Cache, Error, Evicted, Fault, Layout, Taken, Tried};
+pub use environment::{Environment, Page};
 pub use frame::{Frame, Key};
-pub use machine::{Machine, Page};
 pub use policy::{Clock, Evictor, Lru, Policy, S3Fifo};
 pub use read_ahead::{Advice, MOST_PAGES, Pattern, Plan};
 pub use statistics::{Counters, Statistics};

@@ -3,13 +3,13 @@
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // in functions that tests share
 
-mod machine;
+mod environment;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use machine::{Memory, TestMachine, all, key, load, store, words};
+use environment::{Memory, TestEnvironment, all, key, load, store, words};
 use proptest::prelude::*;
 use vellum_aquila_core::{
     Access, Cache, Clock, Error, Evictor, Frame, Key, Layout, Lru, Policy, S3Fifo,
@@ -56,24 +56,27 @@ struct Expected {
     fails_writes: bool,
 }
 
-fn run<P: Policy>(cache: &Cache<'_, TestMachine, P>, steps: &[Step]) -> Result<(), TestCaseError> {
+fn run<P: Policy>(
+    cache: &Cache<'_, TestEnvironment, P>,
+    steps: &[Step],
+) -> Result<(), TestCaseError> {
     let mut expected = Expected::default();
     let mut next_value = 1;
     for step in steps {
         apply(cache, step, &mut expected, &mut next_value)?;
-        let used = cache.machine().state().most_in_use;
+        let used = cache.environment().state().most_in_use;
         prop_assert!(used <= FRAMES as usize);
     }
-    cache.machine().state().fail_reads = false;
-    cache.machine().state().fail_writes = false;
+    cache.environment().state().fail_reads = false;
+    cache.environment().state().fail_writes = false;
     for (_, pins) in std::mem::take(&mut expected.pins) {
         pins.iter().for_each(|(frame, access)| cache.unpin(*frame, *access));
     }
-    cache.machine().state().held.clear();
+    cache.environment().state().held.clear();
     cache.write_back(all()).unwrap();
     prop_assert_eq!(cache.statistics().dirty, 0);
     for (page, value) in &expected.values {
-        let stored = cache.machine().state().storage.get(&key(*page)).copied().unwrap_or(0);
+        let stored = cache.environment().state().storage.get(&key(*page)).copied().unwrap_or(0);
         prop_assert_eq!(stored, *value, "page {}", page);
     }
     let (evicted, result) = cache.evict_range(all(), false);
@@ -87,16 +90,16 @@ fn between(one: u64, other: u64) -> RangeInclusive<Key> {
 }
 
 fn apply<P: Policy>(
-    cache: &Cache<'_, TestMachine, P>,
+    cache: &Cache<'_, TestEnvironment, P>,
     step: &Step,
     expected: &mut Expected,
     next_value: &mut u64,
 ) -> Result<(), TestCaseError> {
     let held = expected.pins.values().filter(|pins| !pins.is_empty()).count();
-    let may_fail = |error: Error<machine::Failure>| match error {
+    let may_fail = |error: Error<environment::Failure>| match error {
         Error::Full => held >= cache.size() as usize,
-        Error::Machine(machine::Failure::Read) => expected.fails_reads,
-        Error::Machine(machine::Failure::Write) => expected.fails_writes,
+        Error::Environment(environment::Failure::Read) => expected.fails_reads,
+        Error::Environment(environment::Failure::Write) => expected.fails_writes,
         _ => false,
     };
     match *step {
@@ -119,21 +122,21 @@ fn apply<P: Policy>(
             let (evicted, result) = cache.evict_range(key(page)..=key(page), true);
             prop_assert_eq!(result, Ok(()));
             if evicted.pages == 1 {
-                let stored = cache.machine().state().storage.get(&key(page)).copied();
+                let stored = cache.environment().state().storage.get(&key(page)).copied();
                 expected.values.insert(page, stored.unwrap_or(0));
             }
         }
         Step::Resize(frames) => {
             let before = cache.size();
             let target = frames.clamp(1, FRAMES);
-            cache.machine().state().limit = FRAMES as usize;
+            cache.environment().state().limit = FRAMES as usize;
             match cache.resize(frames) {
                 Ok(()) => prop_assert_eq!(cache.size(), target),
                 Err(error) => {
                     prop_assert!(target < before && (may_fail(error) || held > target as usize));
                 }
             }
-            cache.machine().state().limit = cache.size() as usize;
+            cache.environment().state().limit = cache.size() as usize;
         }
         Step::Pin(page, writes) => {
             let access = if writes { Access::Write } else { Access::Read };
@@ -141,7 +144,7 @@ fn apply<P: Policy>(
                 Ok(frame) => {
                     expected.pins.entry(page).or_default().push((frame, access));
                     if writes {
-                        cache.machine().state().held.insert(key(page));
+                        cache.environment().state().held.insert(key(page));
                     }
                 }
                 Err(error) => prop_assert!(may_fail(error), "{:?}", error),
@@ -153,12 +156,12 @@ fn apply<P: Policy>(
                 cache.unpin(frame, access);
             }
             if !pins.iter().any(|(_, access)| *access == Access::Write) {
-                cache.machine().state().held.remove(&key(page));
+                cache.environment().state().held.remove(&key(page));
             }
         }
         Step::Fail(reads, writes) => {
             (expected.fails_reads, expected.fails_writes) = (reads, writes);
-            let mut state = cache.machine().state();
+            let mut state = cache.environment().state();
             (state.fail_reads, state.fail_writes) = (reads, writes);
         }
     }
@@ -166,14 +169,14 @@ fn apply<P: Policy>(
 }
 
 fn sync<P: Policy>(
-    cache: &Cache<'_, TestMachine, P>,
+    cache: &Cache<'_, TestEnvironment, P>,
     range: RangeInclusive<Key>,
     expected: &Expected,
 ) -> Result<(), TestCaseError> {
     let result = cache.write_back(range.clone());
     prop_assert!(result.is_ok() || expected.fails_writes);
     for page in (0..PAGES).filter(|page| range.contains(&key(*page))) {
-        let stored = cache.machine().state().storage.get(&key(page)).copied().unwrap_or(0);
+        let stored = cache.environment().state().storage.get(&key(page)).copied().unwrap_or(0);
         let value = expected.values.get(&page).copied().unwrap_or(0);
         prop_assert!(stored == value || result.is_err(), "page {} is not in the file", page);
     }
@@ -181,7 +184,7 @@ fn sync<P: Policy>(
 }
 
 fn evict<P: Policy>(
-    cache: &Cache<'_, TestMachine, P>,
+    cache: &Cache<'_, TestEnvironment, P>,
     range: RangeInclusive<Key>,
     expected: &Expected,
 ) -> Result<(), TestCaseError> {
@@ -237,7 +240,7 @@ proptest! {
 fn stores_that_only_dirty_bits_tell_are_written() {
     let (memory, hand) = (Memory::new(8), words(Clock::WORDS));
     let cache = memory.cache_with_bits(Clock::new(&hand, 8), 8);
-    let stored = |page| cache.machine().state().storage.get(&key(page)).copied();
+    let stored = |page| cache.environment().state().storage.get(&key(page)).copied();
     (0..8).for_each(|page| _ = load(&cache, key(page), 0).unwrap());
     let before = cache.statistics();
     [2, 4, 7].iter().for_each(|page| store(&cache, key(*page), page + 1).unwrap());
@@ -384,7 +387,7 @@ fn threads_see_their_own_stores() {
         }
     });
     cache.write_back(all()).unwrap();
-    let state = cache.machine().state();
+    let state = cache.environment().state();
     (0..6 * THREADS).for_each(|page| assert_eq!(state.storage[&key(page)], rounds));
     assert!(state.most_in_use <= 8);
 }

@@ -4,18 +4,18 @@
 //!
 //! Every access to a word of the cache is a scheduling point here, and so is the middle of each
 //! read, write and change of a page table. Shuttle runs each scenario under thousands of schedules,
-//! random ones and ones with few preemptions (PCT). It fails on a broken rule of the test machine,
+//! random ones and ones with few preemptions (PCT). It fails on a broken rule of the test environment,
 //! on a lost store and on a deadlock. It prints a failing schedule; replay it with
 //! `shuttle::replay`.
 //! `VELLUM_MODEL_SCHEDULES` sets the number of schedules of each kind (2,000 by default).
 #![cfg(feature = "model")]
 #![allow(clippy::unwrap_used)] // in functions that tests share
 
-mod machine;
+mod environment;
 
 use std::sync::Arc;
 
-use machine::{Memory, TestMachine, all, key, load, store, try_access, words};
+use environment::{Memory, TestEnvironment, all, key, load, store, try_access, words};
 use shuttle::thread;
 use vellum_aquila_core::{Access, Cache, Clock, Error, Policy};
 
@@ -31,21 +31,21 @@ fn check(scenario: impl Fn() + Send + Sync + 'static) {
 }
 
 /// Runs a scenario on a cache of so many frames.
-fn with_cache(frames: u32, scenario: impl Fn(&Cache<'_, TestMachine, Clock<'_>>)) {
+fn with_cache(frames: u32, scenario: impl Fn(&Cache<'_, TestEnvironment, Clock<'_>>)) {
     let memory = Memory::new(frames);
     let hand = words(Clock::WORDS);
     scenario(&memory.cache(Clock::new(&hand, frames), frames));
 }
 
 /// The same with dirty bits, so that no fault tells of stores.
-fn with_bits(frames: u32, scenario: impl Fn(&Cache<'_, TestMachine, Clock<'_>>)) {
+fn with_bits(frames: u32, scenario: impl Fn(&Cache<'_, TestEnvironment, Clock<'_>>)) {
     let memory = Memory::new(frames);
     let hand = words(Clock::WORDS);
     scenario(&memory.cache_with_bits(Clock::new(&hand, frames), frames));
 }
 
 /// The value of an access that must not fail.
-fn ok<T>(result: machine::TestResult<T>) -> T {
+fn ok<T>(result: environment::TestResult<T>) -> T {
     result.unwrap()
 }
 
@@ -58,7 +58,7 @@ fn concurrent_faults_read_a_page_once() {
                     scope.spawn(|| assert_eq!(ok(load(cache, key(0), 0)), 0));
                 }
             });
-            assert_eq!(cache.machine().state().reads, 1);
+            assert_eq!(cache.environment().state().reads, 1);
             let statistics = cache.statistics();
             assert_eq!((statistics.misses, statistics.evictions), (1, 0));
         });
@@ -83,7 +83,7 @@ fn pages_share_few_frames() {
 }
 
 /// Each thread stores to pages of its own, and all compete for frames.
-fn stores_of_threads<P: Policy>(cache: &Cache<'_, TestMachine, P>, rounds: u64) {
+fn stores_of_threads<P: Policy>(cache: &Cache<'_, TestEnvironment, P>, rounds: u64) {
     thread::scope(|scope| {
         for thread in 0..2 {
             scope.spawn(move || {
@@ -97,7 +97,7 @@ fn stores_of_threads<P: Policy>(cache: &Cache<'_, TestMachine, P>, rounds: u64) 
         }
     });
     cache.write_back(all()).unwrap();
-    let state = cache.machine().state();
+    let state = cache.environment().state();
     for page in 0..4 {
         assert_eq!(state.storage[&key(page)], rounds, "a store is not in the file");
     }
@@ -119,7 +119,7 @@ fn a_cache_of_one_frame_makes_progress() {
 }
 
 /// One thread stores, one writes back and evicts.
-fn stores_during_write_back(cache: &Cache<'_, TestMachine, Clock<'_>>) {
+fn stores_during_write_back(cache: &Cache<'_, TestEnvironment, Clock<'_>>) {
     thread::scope(|scope| {
         scope.spawn(|| {
             for value in 1..4 {
@@ -134,7 +134,7 @@ fn stores_during_write_back(cache: &Cache<'_, TestMachine, Clock<'_>>) {
         });
     });
     cache.write_back(all()).unwrap();
-    let state = cache.machine().state();
+    let state = cache.environment().state();
     assert_eq!((state.storage[&key(0)], state.storage[&key(2)]), (3, 3));
 }
 
@@ -149,7 +149,7 @@ fn write_back_loses_no_store_that_only_bits_tell() {
 }
 
 /// Threads sync what they have stored, and another one evicts.
-fn syncs_of_threads(cache: &Cache<'_, TestMachine, Clock<'_>>) {
+fn syncs_of_threads(cache: &Cache<'_, TestEnvironment, Clock<'_>>) {
     thread::scope(|scope| {
         for thread in 0..2 {
             scope.spawn(move || {
@@ -157,7 +157,7 @@ fn syncs_of_threads(cache: &Cache<'_, TestMachine, Clock<'_>>) {
                 for value in 1..3 {
                     ok(store(cache, page, value));
                     cache.write_back(page..=page).unwrap();
-                    let found = cache.machine().state().storage[&page];
+                    let found = cache.environment().state().storage[&page];
                     assert_eq!(found, value, "sync has returned, and the file has not");
                 }
             });
@@ -189,7 +189,7 @@ fn two_threads_that_share_a_page_and_one_that_syncs() {
                     ok(load(cache, key(0), 0));
                     ok(store(cache, key(0), 2));
                     cache.write_back(all()).unwrap();
-                    assert_ne!(cache.machine().state().storage[&key(0)], 0);
+                    assert_ne!(cache.environment().state().storage[&key(0)], 0);
                 });
                 scope.spawn(|| _ = cache.write_back(all()).unwrap());
             });
@@ -209,7 +209,7 @@ fn ranges_leave_while_others_use_them() {
             (0..4).for_each(|page| assert_eq!(ok(load(cache, key(page), 0)), 7));
             let (evicted, result) = cache.evict_range(all(), false);
             assert_eq!((evicted.stay, result), (0, Ok(())));
-            let state = cache.machine().state();
+            let state = cache.environment().state();
             (0..4).for_each(|page| assert_eq!(state.storage[&key(page)], 7));
         });
     });
@@ -228,7 +228,7 @@ fn ranges_that_leave_in_different_orders_do_not_wait_for_each_other() {
                         assert_eq!(cache.evict_range(key(0)..=key(4), false).1, Ok(()));
                     });
                 });
-                let state = cache.machine().state();
+                let state = cache.environment().state();
                 pages.iter().for_each(|page| assert_eq!(state.storage[&key(*page)], 1));
             });
         });
@@ -240,7 +240,7 @@ fn a_pinned_page_stays() {
     check(|| {
         with_cache(2, |cache| {
             let frame = ok(cache.pin(key(0), Access::Write, &()));
-            cache.machine().state().held.insert(key(0));
+            cache.environment().state().held.insert(key(0));
             thread::scope(|scope| {
                 scope.spawn(|| (1..4).for_each(|page| _ = ok(load(cache, key(page), 0))));
                 scope.spawn(|| {
@@ -248,13 +248,13 @@ fn a_pinned_page_stays() {
                     cache.write_back(all()).unwrap();
                 });
             });
-            cache.machine().state().storage.clear();
+            cache.environment().state().storage.clear();
             ok(store(cache, key(0), 2));
-            assert_eq!(cache.machine().state().reads, 4, "the pinned page was read once");
+            assert_eq!(cache.environment().state().reads, 4, "the pinned page was read once");
             cache.unpin(frame, Access::Write);
-            cache.machine().state().held.clear();
+            cache.environment().state().held.clear();
             cache.write_back(all()).unwrap();
-            assert_eq!(cache.machine().state().storage[&key(0)], 2);
+            assert_eq!(cache.environment().state().storage[&key(0)], 2);
         });
     });
 }
@@ -288,27 +288,27 @@ fn a_cache_becomes_smaller_and_larger_while_it_is_used() {
             });
             cache.resize(2).unwrap();
             assert_eq!(cache.size(), 2);
-            let mut state = cache.machine().state();
+            let mut state = cache.environment().state();
             (state.limit, state.most_in_use) = (2, 0);
             drop(state);
             (0..4).for_each(|page| assert_eq!(ok(load(cache, key(page), 0)), 1));
-            assert_eq!(cache.machine().state().most_in_use, 2);
+            assert_eq!(cache.environment().state().most_in_use, 2);
         });
     });
 }
 
 /// Storage fails while pages should leave, and works again.
-fn failing_writes(cache: &Cache<'_, TestMachine, Clock<'_>>) {
+fn failing_writes(cache: &Cache<'_, TestEnvironment, Clock<'_>>) {
     ok(store(cache, key(0), 5));
-    cache.machine().state().fail_writes = true;
+    cache.environment().state().fail_writes = true;
     thread::scope(|scope| {
         scope.spawn(|| (2..5).for_each(|page| _ = load(cache, key(page), 0)));
         scope.spawn(|| assert!(cache.write_back(all()).is_err()));
     });
     assert_eq!(ok(load(cache, key(0), 0)), 5);
-    cache.machine().state().fail_writes = false;
+    cache.environment().state().fail_writes = false;
     cache.write_back(all()).unwrap();
-    assert_eq!(cache.machine().state().storage[&key(0)], 5);
+    assert_eq!(cache.environment().state().storage[&key(0)], 5);
 }
 
 #[test]
@@ -333,7 +333,7 @@ fn loads_need_no_write_on_a_machine_that_writes_apart() {
         for page in [0, 2] {
             assert_eq!(ok(try_access(cache, key(page), Some(5))), Some(5));
         }
-        cache.machine().is_locked.store(true, SeqCst);
+        cache.environment().is_locked.store(true, SeqCst);
         thread::scope(|scope| {
             scope.spawn(|| {
                 let (mut next, mut written) = (Some(0), 0);
@@ -350,11 +350,11 @@ fn loads_need_no_write_on_a_machine_that_writes_apart() {
                     let expected = if page % 2 == 0 { 5 } else { 0 };
                     assert_eq!(ok(try_access(cache, key(page), None)), Some(expected));
                 }
-                cache.machine().is_locked.store(false, SeqCst);
+                cache.environment().is_locked.store(false, SeqCst);
             });
         });
         assert_eq!(cache.taken().dirty, 0);
-        let state = cache.machine().state();
+        let state = cache.environment().state();
         assert_eq!((state.storage[&key(0)], state.storage[&key(2)]), (5, 5));
     });
 }

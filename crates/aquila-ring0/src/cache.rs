@@ -132,7 +132,7 @@ impl PageCache {
     }
 
     pub(crate) fn pages(&self) -> &Pages {
-        self.core().machine()
+        self.core().environment()
     }
 
     /// The ring that files of the cache share.

@@ -35,7 +35,7 @@ pub enum Io {
 
 /// What is needed for that.
 #[derive(Debug)]
-enum Way {
+enum Transfer {
     Calls,
     Ring(Arc<Ring>),
     Copies(Mapped),
@@ -45,7 +45,7 @@ enum Way {
 #[derive(Debug)]
 pub(crate) struct MappedFile {
     descriptor: OwnedFd,
-    way: Way,
+    transfer: Transfer,
     /// The device and the inode.
     pub(crate) identity: (u64, u64),
     /// The first address of the range.
@@ -83,14 +83,14 @@ impl MappedFile {
         ring: impl FnOnce() -> MachineResult<Arc<Ring>>,
     ) -> MachineResult<Self> {
         let About { identity, length, writable } = about;
-        let way = match io {
-            Io::Calls => Way::Calls,
-            Io::Ring => Way::Ring(ring()?),
-            Io::Copies => Way::Copies(Mapped::of_file(descriptor.as_fd(), length, writable)?),
+        let transfer = match io {
+            Io::Calls => Transfer::Calls,
+            Io::Ring => Transfer::Ring(ring()?),
+            Io::Copies => Transfer::Copies(Mapped::of_file(descriptor.as_fd(), length, writable)?),
         };
         Ok(Self {
             descriptor,
-            way,
+            transfer,
             identity,
             start: 0,
             length,
@@ -135,8 +135,8 @@ impl MappedFile {
     /// What the system said.
     pub(crate) fn read(&self, run: &[Page], frames: &Mapped) -> Result<usize, Errno> {
         let bytes = self.bytes(run);
-        match &self.way {
-            Way::Copies(view) => {
+        match &self.transfer {
+            Transfer::Copies(view) => {
                 self.for_each_part(run, frames, (0, bytes), |frame, at, length| {
                     // SAFETY: the frame is this thread's, and no reference leads to it. The view
                     // has the bytes, unless the file has become shorter.
@@ -156,8 +156,8 @@ impl MappedFile {
     /// What the system said.
     pub(crate) fn write(&self, run: &[Page], frames: &Mapped) -> Result<(), Errno> {
         let bytes = self.bytes(run);
-        match &self.way {
-            Way::Copies(view) => {
+        match &self.transfer {
+            Transfer::Copies(view) => {
                 self.for_each_part(run, frames, (0, bytes), |frame, at, length| {
                     // SAFETY: as above.
                     unsafe { stream(frame, pointer(view.start() + at), length) };
@@ -234,7 +234,7 @@ impl MappedFile {
             count += 1;
         });
         let (file, place) = (self.descriptor.as_raw_fd(), offset(&run[0]) + done as u64);
-        if let Way::Ring(ring) = &self.way {
+        if let Transfer::Ring(ring) = &self.transfer {
             // SAFETY: the vectors are those of frames that this thread has, and that no reference
             // leads to. They are there until the call returns.
             return unsafe { ring.call(operation, file, &vectors[..count], place) };

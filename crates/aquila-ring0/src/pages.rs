@@ -11,7 +11,7 @@
 use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
-use vellum_aquila_core::{Machine, Page};
+use vellum_aquila_core::{Environment, Page};
 
 use crate::current;
 use crate::entry::PAGE;
@@ -87,8 +87,8 @@ impl Pages {
     }
 }
 
-impl Machine for Pages {
-    type Place = MappedFile;
+impl Environment for Pages {
+    type Mapping = MappedFile;
     type Error = Errno;
 
     /// The virtual processor: to ask for the machine's would take an exit.

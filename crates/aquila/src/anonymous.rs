@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::thread::sched_yield;
 use vellum_aquila_core::Page;
 
-use crate::place::{Place, runs};
+use crate::mapped_places::{MappedPlace, runs};
 use crate::{PAGE_SIZE, sys};
 
 /// How often a page is made anew where memory is that should not be there.
@@ -34,7 +34,12 @@ pub(crate) struct Anonymous<'h> {
 
 impl Anonymous<'_> {
     /// Fills the frames of a run with bytes.
-    pub(crate) fn copy_in(&self, run: &[Page], bytes: &[u8], home: &Place) -> Result<(), Errno> {
+    pub(crate) fn copy_in(
+        &self,
+        run: &[Page],
+        bytes: &[u8],
+        home: &MappedPlace,
+    ) -> Result<(), Errno> {
         let mapped = home.mapped();
         let (start, length) = mapped.addresses(run).ok_or(Errno::FAULT)?;
         if length < bytes.len() {
@@ -64,7 +69,12 @@ impl Anonymous<'_> {
     }
 
     /// Maps pages of a run that are in the cache: so they are mapped for reading already.
-    pub(crate) fn map(&self, run: &[Page], home: &Place, writable: bool) -> Result<(), Errno> {
+    pub(crate) fn map(
+        &self,
+        run: &[Page],
+        home: &MappedPlace,
+        writable: bool,
+    ) -> Result<(), Errno> {
         match home.mapped().addresses(run).filter(|_| writable) {
             Some((start, bytes)) => self.set_protection(start, bytes, false),
             None => Ok(()),
@@ -72,7 +82,7 @@ impl Anonymous<'_> {
     }
 
     /// Takes write access to pages away. Their contents stay.
-    pub(crate) fn protect(&self, pages: &[Page], home: &Place) {
+    pub(crate) fn protect(&self, pages: &[Page], home: &MappedPlace) {
         for run in runs(pages) {
             if let Some((start, bytes)) = home.mapped().addresses(run) {
                 // It fails if the program has unmapped them.
@@ -110,7 +120,7 @@ impl Anonymous<'_> {
     pub(crate) fn load(
         &self,
         page: &Page,
-        home: &Place,
+        home: &MappedPlace,
         inside: usize,
         bytes: &mut [u8],
     ) -> Result<(), Errno> {
@@ -124,7 +134,7 @@ impl Anonymous<'_> {
     pub(crate) fn store(
         &self,
         page: &Page,
-        home: &Place,
+        home: &MappedPlace,
         inside: usize,
         bytes: &[u8],
     ) -> Result<(), Errno> {
@@ -162,7 +172,7 @@ impl<'h> Leaving<'h> {
     }
 
     /// Adds pages of one file.
-    pub(crate) fn add(&mut self, pages: &[Page], home: &Place) {
+    pub(crate) fn add(&mut self, pages: &[Page], home: &MappedPlace) {
         for run in runs(pages) {
             if let Some((start, bytes)) = home.mapped().addresses(run) {
                 if self.ranges.is_full() {

@@ -1,4 +1,4 @@
-//! Linux as the machine of a cache: userfaultfd.
+//! Linux as the environment of a cache: userfaultfd.
 //!
 //! The frames of a file are in one of two kinds of memory (its [`Home`]):
 //!
@@ -31,13 +31,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use rustix::fs::{FallocateFlags, fallocate, fdatasync, fstat, ftruncate};
 use rustix::io::Errno;
 use rustix::thread::{Timespec, nanosleep, sched_getcpu, sched_yield};
-use vellum_aquila_core::{MOST_PAGES, Machine, Page, Pattern};
+use vellum_aquila_core::{Environment, MOST_PAGES, Page, Pattern};
 
 use crate::anonymous::{Anonymous, Leaving, drop_translations};
 use crate::descriptor::Descriptor;
 use crate::desk::{Desk, Failure, WRITERS};
 use crate::generation::{self, Generation};
-use crate::place::{self, Mapped, Place, of_file, runs};
+use crate::mapped_places::{self, Mapped, MappedPlace, of_file, runs};
 use crate::probe::{Frames, Userfaultfd};
 use crate::{PAGE_SIZE, sys};
 
@@ -61,7 +61,7 @@ pub(crate) enum Home {
     /// In its memory file.
     MemoryFile,
     /// In anonymous memory, at the place where it is mapped.
-    Anonymous(&'static Place),
+    Anonymous(&'static MappedPlace),
 }
 
 /// [`Home::None`] and [`Home::MemoryFile`] as numbers; those after them are places.
@@ -266,7 +266,7 @@ impl HostFile {
         match self.home.load(Ordering::Acquire) {
             HOME_NONE => Home::None,
             HOME_MEMORY_FILE => Home::MemoryFile,
-            number => Home::Anonymous(place::numbered(number - HOME_PLACES)),
+            number => Home::Anonymous(mapped_places::numbered(number - HOME_PLACES)),
         }
     }
 
@@ -307,7 +307,7 @@ impl HostFile {
     }
 
     /// The frames are in anonymous memory from now on. The caller has stopped the file.
-    pub(crate) fn live_at(&self, place: &Place) {
+    pub(crate) fn live_at(&self, place: &MappedPlace) {
         self.home.store(HOME_PLACES + place.number(), Ordering::Release);
     }
 
@@ -352,7 +352,7 @@ impl HostFile {
     }
 }
 
-/// The machine of one cache.
+/// The environment of one cache.
 #[derive(Debug)]
 pub(crate) struct Host {
     /// The number of the cache in this process.
@@ -508,7 +508,7 @@ impl Host {
     }
 
     /// Writes a run, to which no thread can store now, to its file, which has `end` bytes.
-    fn write_anonymous(&self, run: &[Page], home: &Place, end: u64) -> Result<(), Errno> {
+    fn write_anonymous(&self, run: &[Page], home: &MappedPlace, end: u64) -> Result<(), Errno> {
         let (start, bytes) = home.mapped().addresses(run).ok_or(Errno::FAULT)?;
         for (step, page) in run.iter().enumerate() {
             let inside = end.saturating_sub(offset(page)).min(PAGE_SIZE as u64) as usize;
@@ -570,7 +570,7 @@ impl Host {
     }
 
     /// Calls a function for the addresses of runs of pages, wherever they are mapped.
-    fn for_each_range(&self, pages: &[Page], mut f: impl FnMut(&Place, usize, usize)) {
+    fn for_each_range(&self, pages: &[Page], mut f: impl FnMut(&MappedPlace, usize, usize)) {
         for run in runs(pages) {
             for used in of_file(self.cache, run[0].key.file()) {
                 if let Some((start, bytes)) = used.place().mapped().addresses(run) {
@@ -613,7 +613,7 @@ impl Host {
     /// Brings the bytes of a run into the memory file by mapping them at a place, for reading. That
     /// is one call, and takes no lock of the whole file as `pwrite` does. Returns the bytes for
     /// which it succeeded.
-    fn copy_and_map(&self, run: &[Page], bytes: &[u8], place: &Place) -> usize {
+    fn copy_and_map(&self, run: &[Page], bytes: &[u8], place: &MappedPlace) -> usize {
         let mapped = place.mapped();
         let first = run[0].key.page();
         // What is mapped for writing would have to be dirty.
@@ -714,15 +714,15 @@ pub(crate) fn write_fully(file: BorrowedFd<'_>, bytes: &[u8], at: u64) -> Result
     Ok(())
 }
 
-impl Machine for Host {
-    type Place = Place;
+impl Environment for Host {
+    type Mapping = MappedPlace;
     type Error = Failure;
 
     fn processor(&self) -> usize {
         sched_getcpu()
     }
 
-    fn read(&self, run: &[Page], place: Option<&Place>) -> Result<bool, Failure> {
+    fn read(&self, run: &[Page], place: Option<&MappedPlace>) -> Result<bool, Failure> {
         let file = self.file(&run[0]);
         let home = file.home();
         if let Home::None = home {
@@ -776,7 +776,7 @@ impl Machine for Host {
         Ok(())
     }
 
-    fn map(&self, run: &[Page], place: &Place, writable: bool) -> Result<(), Failure> {
+    fn map(&self, run: &[Page], place: &MappedPlace, writable: bool) -> Result<(), Failure> {
         if let Home::Anonymous(home) = self.file(&run[0]).home() {
             return Ok(self.anonymous().map(run, home, writable)?);
         }

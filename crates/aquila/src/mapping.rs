@@ -11,7 +11,7 @@ use vellum_aquila_core::{Access as CoreAccess, Advice, Frame, Key};
 use crate::error::{Error, Result};
 use crate::host::{read_fully, write_fully};
 use crate::kernel::KernelMapping;
-use crate::place::Place;
+use crate::mapped_places::MappedPlace;
 use crate::shared::{Shared, number_of_advice};
 use crate::{PAGE_SIZE, sys, writers};
 
@@ -56,7 +56,7 @@ enum Backend {
 #[derive(Debug)]
 struct OwnMapping {
     shared: Arc<Shared>,
-    place: &'static Place,
+    place: &'static MappedPlace,
     number: u32,
     mapped: sys::Mapped,
     /// The addresses are no longer its own.

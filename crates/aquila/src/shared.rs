@@ -19,8 +19,8 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use self_cell::self_cell;
 use vellum_aquila_core::{
-    Access, Advice, AtomicU64, Cache as CoreCache, Clock, Error as CoreError, Evictor, Fault,
-    Frame, Key, Layout, Lru, MOST_PAGES, Machine as _, Policy, S3Fifo, Statistics, Taken, Tried,
+    Access, Advice, AtomicU64, Cache as CoreCache, Clock, Environment as _, Error as CoreError,
+    Evictor, Fault, Frame, Key, Layout, Lru, MOST_PAGES, Policy, S3Fifo, Statistics, Taken, Tried,
 };
 
 use crate::anonymous::drop_translations;
@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
 use crate::host::{Copies, Home, Host, HostFile, MOST_FILES, Turn, pages_of};
 use crate::live::LiveCounters;
-use crate::place::{self, Place};
+use crate::mapped_places::{self, MappedPlace};
 use crate::probe::{Frames, USERFAULTFD, Userfaultfd};
 use crate::room::{Promise, Room};
 use crate::sys::BlockedSignals;
@@ -240,7 +240,7 @@ impl Shared {
     }
 
     fn host(&self) -> &Host {
-        self.core().machine()
+        self.core().environment()
     }
 
     fn file(&self, number: u32) -> &HostFile {
@@ -274,7 +274,7 @@ impl Shared {
     /// Handles a fault at a place that the thread uses, in the signal handler.
     pub(crate) fn fault(
         &self,
-        place: &Place,
+        place: &MappedPlace,
         page: u64,
         is_store: bool,
     ) -> Result<(), CoreError<Failure>> {
@@ -289,12 +289,12 @@ impl Shared {
     /// What the core is told of a fault.
     fn plan<'p>(
         &self,
-        place: &'p Place,
+        place: &'p MappedPlace,
         page: u64,
         is_store: bool,
-    ) -> Result<Fault<'p, Place>, CoreError<Failure>> {
+    ) -> Result<Fault<'p, MappedPlace>, CoreError<Failure>> {
         let mapped = place.mapped();
-        let key = Key::new(mapped.file, page).ok_or(CoreError::Machine(Failure::BeyondEnd))?;
+        let key = Key::new(mapped.file, page).ok_or(CoreError::Environment(Failure::BeyondEnd))?;
         let file = self.file(mapped.file);
         let plan = file.pattern.plan(page, advice_of(place.advice()));
         let end = file.pages().min(mapped.first + mapped.pages);
@@ -311,7 +311,7 @@ impl Shared {
     /// waits.
     fn try_fault(
         &self,
-        place: &Place,
+        place: &MappedPlace,
         page: u64,
         is_store: bool,
         asked: &mut u64,
@@ -341,7 +341,7 @@ impl Shared {
                 Ok(false)
             }
             Tried::NoFrame => {
-                self.host().ask_to_write(asked).map_err(CoreError::Machine)?;
+                self.host().ask_to_write(asked).map_err(CoreError::Environment)?;
                 Ok(false)
             }
         }
@@ -349,7 +349,7 @@ impl Shared {
 
     /// The access for which a page must be mapped at a place. Without write protection every page
     /// in a writable mapping counts as dirty.
-    fn access(&self, place: &Place, is_store: bool) -> Access {
+    fn access(&self, place: &MappedPlace, is_store: bool) -> Access {
         let mapped = place.mapped();
         let protects = self.host().protects(self.file(mapped.file));
         let counts = is_store || (!protects && mapped.writable);
@@ -360,7 +360,7 @@ impl Shared {
     /// poisoned. `asked` is zero at first, and the same each time for the same fault.
     pub(crate) fn fault_of_another(
         &self,
-        place: &Place,
+        place: &MappedPlace,
         page: u64,
         is_store: bool,
         asked: &mut u64,
@@ -372,7 +372,7 @@ impl Shared {
             Ok(false) => return Outcome::Later,
             Err(failed) => failed,
         };
-        let beyond_end = matches!(failed, CoreError::Machine(Failure::BeyondEnd));
+        let beyond_end = matches!(failed, CoreError::Environment(Failure::BeyondEnd));
         match self.poison(place, page, beyond_end) {
             Some(true) => Outcome::Poisoned,
             _ => Outcome::NotNow,
@@ -382,7 +382,7 @@ impl Shared {
     /// Poisons a page that is not in the cache. Returns whether it did; `None` if the page may be
     /// there. Takes no lock that a thread may have that waits for a call to the file: the access
     /// that waits for this may be that call's.
-    fn poison(&self, place: &Place, page: u64, beyond_end: bool) -> Option<bool> {
+    fn poison(&self, place: &MappedPlace, page: u64, beyond_end: bool) -> Option<bool> {
         let mapped = place.mapped();
         let (address, key) = (mapped.address(page)?, Key::new(mapped.file, page)?);
         let file = self.file(mapped.file);
@@ -399,7 +399,7 @@ impl Shared {
     /// Takes the poison of a page away, if it has any: the next access faults. The page may be in
     /// the cache by now. With threads all frames are in memory files, so that it loses no bytes.
     /// Another cache, without threads, may have a mapping there by now, where no page has poison.
-    pub(crate) fn end_poison(&self, place: &Place, page: u64) {
+    pub(crate) fn end_poison(&self, place: &MappedPlace, page: u64) {
         if let Some(address) = place.mapped().address(page).filter(|_| self.has_threads()) {
             drop_translations(address, PAGE_SIZE);
         }
@@ -407,7 +407,7 @@ impl Shared {
 
     /// The same for all pages of a mapping that was detached. If poison falls due meanwhile, the
     /// thread of the cache finds no mapping at its address, and forgets it.
-    pub(crate) fn end_all_poison(&self, place: &Place) {
+    pub(crate) fn end_all_poison(&self, place: &MappedPlace) {
         let mapped = place.mapped();
         drop_translations(mapped.start, mapped.pages as usize * PAGE_SIZE);
     }
@@ -416,7 +416,7 @@ impl Shared {
     /// With threads all frames are in memory files, so that pages that are there lose no bytes.
     fn end_poison_from(&self, number: u32, first: u64) {
         let _alone = self.file(number).begin_poisoning();
-        for used in place::of_file(self.number, number) {
+        for used in mapped_places::of_file(self.number, number) {
             let mapped = used.place().mapped();
             let first = first.max(mapped.first);
             if let Some(start) = mapped.address(first) {
@@ -583,11 +583,11 @@ impl Shared {
         number: u32,
         (first, bytes): (u64, usize),
         writable: bool,
-    ) -> Result<(sys::Mapped, &'static Place)> {
+    ) -> Result<(sys::Mapped, &'static MappedPlace)> {
         let _blocked = self.enter()?;
         let (host, file) = (self.host(), self.file(number));
         let _alone = file.stop();
-        let entry = place::Mapped {
+        let entry = mapped_places::Mapped {
             start: 0,
             pages: (bytes / PAGE_SIZE) as u64,
             first,
@@ -627,15 +627,15 @@ impl Shared {
         &self,
         memory: Option<(BorrowedFd<'_>, u64)>,
         bytes: usize,
-        entry: &place::Mapped,
-    ) -> Result<(sys::Mapped, &'static Place)> {
+        entry: &mapped_places::Mapped,
+    ) -> Result<(sys::Mapped, &'static MappedPlace)> {
         let doing = "mapping a file";
         let faults = (&self.host().uffd, self.faults(memory.is_some()));
         let mapped = sys::Mapped::registered(memory, bytes, entry.writable, faults);
         let mapped = mapped.map_err(|errno| Error::of(doing, errno))?;
-        let entry = place::Mapped { start: mapped.start(), ..*entry };
-        let place = place::enter(&entry);
-        let place = place.ok_or(Error::TooMany { doing, most: place::MOST })?;
+        let entry = mapped_places::Mapped { start: mapped.start(), ..*entry };
+        let place = mapped_places::enter(&entry);
+        let place = place.ok_or(Error::TooMany { doing, most: mapped_places::MOST })?;
         Ok((mapped, place))
     }
 
@@ -678,7 +678,7 @@ impl Shared {
         if let Some(from) = from {
             // No thread brings pages in, so none is left.
             let (evicted, result) = self.core().evict_range(every_page(number), false);
-            result.map_err(|failure| error(doing, CoreError::Machine(failure)))?;
+            result.map_err(|failure| error(doing, CoreError::Environment(failure)))?;
             if evicted.stay > 0 {
                 return Err(Error::Full { doing });
             }
@@ -693,7 +693,7 @@ impl Shared {
 
     /// The mapping of a file at a place is about to go. Frames that are there leave, after they
     /// were written back; what cannot be written is lost.
-    pub(crate) fn leave(&self, number: u32, place: &Place) {
+    pub(crate) fn leave(&self, number: u32, place: &MappedPlace) {
         let file = self.file(number);
         let _alone = file.stop();
         if !matches!(file.home(), Home::Anonymous(home) if std::ptr::eq(home, place)) {
@@ -721,7 +721,7 @@ impl Shared {
         let stays = self.file(number).stay();
         self.core()
             .write_back(keys(number, pages))
-            .map_err(|failure| error(doing, CoreError::Machine(failure)))?;
+            .map_err(|failure| error(doing, CoreError::Environment(failure)))?;
         drop(stays);
         let file = self.file(number);
         if !durable || file.writer().is_err() {
@@ -739,12 +739,12 @@ impl Shared {
         let _blocked = self.enter()?;
         let _stays = self.file(number).stay();
         let (evicted, result) = self.core().evict_range(keys(number, pages), false);
-        result.map_err(|failure| error("evicting pages", CoreError::Machine(failure)))?;
+        result.map_err(|failure| error("evicting pages", CoreError::Environment(failure)))?;
         Ok(evicted.pages)
     }
 
     /// Reads pages and maps them at a place: as many as the cache has frames. Returns how many.
-    pub(crate) fn populate(&self, place: &Place, pages: RangeInclusive<u64>) -> Result<u64> {
+    pub(crate) fn populate(&self, place: &MappedPlace, pages: RangeInclusive<u64>) -> Result<u64> {
         let doing = "prefetching pages";
         drop(self.enter()?);
         let number = place.mapped().file;
@@ -766,7 +766,12 @@ impl Shared {
         Ok(done)
     }
 
-    pub(crate) fn pin(&self, place: &Place, page: u64, writes: bool) -> Result<(Frame, Access)> {
+    pub(crate) fn pin(
+        &self,
+        place: &MappedPlace,
+        page: u64,
+        writes: bool,
+    ) -> Result<(Frame, Access)> {
         let doing = "pinning pages";
         let _blocked = self.enter()?;
         let number = place.mapped().file;
@@ -931,7 +936,8 @@ impl Shared {
             // It is clean, and is read with its new end.
             Home::Anonymous(place) if !place.mapped().writable => {
                 let (_, result) = self.core().evict_range(keys(number, page..=page), false);
-                return result.map_err(|failure| error(DOING_LENGTH, CoreError::Machine(failure)));
+                return result
+                    .map_err(|failure| error(DOING_LENGTH, CoreError::Environment(failure)));
             }
             _ => {}
         }
@@ -968,7 +974,7 @@ impl Shared {
             if !self.has_threads() || self.room.is_kept(|| self.taken()) {
                 break;
             }
-            self.host().ask_to_write(&mut asked).map_err(CoreError::Machine)?;
+            self.host().ask_to_write(&mut asked).map_err(CoreError::Environment)?;
             self.host().wait(attempt);
         }
         Ok(())
@@ -1043,8 +1049,8 @@ fn every_page(number: u32) -> RangeInclusive<Key> {
 
 fn error(doing: &'static str, error: CoreError<Failure>) -> Error {
     match error {
-        CoreError::Machine(Failure::System(errno)) => Error::of(doing, errno),
-        CoreError::Machine(Failure::BeyondEnd) => Error::BeyondEnd { doing },
+        CoreError::Environment(Failure::System(errno)) => Error::of(doing, errno),
+        CoreError::Environment(Failure::BeyondEnd) => Error::BeyondEnd { doing },
         CoreError::TooManyPins => Error::TooManyPins { doing },
         _ => Error::Full { doing },
     }

@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
-use crate::{fault, place, sys};
+use crate::{fault, mapped_places, sys};
 
 /// What was to happen at SIGBUS before.
 struct Previous(libc::sigaction);
@@ -93,7 +93,9 @@ extern "C" fn on_sigbus(
         let blocked = sys::BlockedSignals::new();
         // SAFETY: the kernel gives a handler both structures.
         let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-        if code == libc::BUS_ADRERR && is_on_a_small_stack(context) && place::at(address).is_some()
+        if code == libc::BUS_ADRERR
+            && is_on_a_small_stack(context)
+            && mapped_places::at(address).is_some()
         {
             // Going on would overwrite what is below the stack.
             // SAFETY: if the program has closed it, the call fails.

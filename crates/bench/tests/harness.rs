@@ -17,7 +17,8 @@ use vellum_bench::engine::{Factory, Setting, VELLUM};
 use vellum_bench::machine::{self, MemoryCgroup, RamDisk, Storage};
 use vellum_bench::progress::Progress;
 use vellum_bench::worker::{
-    Cleaner, Contest, Launcher, Member, Setup, Team, Terms, Way, Worker, cache_bytes, make_file,
+    Cleaner, Contest, Launcher, LoadMethod, Member, Setup, Team, Terms, Worker, cache_bytes,
+    make_file,
 };
 use vellum_bench::workload::{Lookup, Plan, Workload};
 use vellum_testing::patience::{PATIENCE, eventually};
@@ -355,7 +356,7 @@ fn what_a_worker_let_go_does_not_weigh() {
     let share = 12 << 20;
     let before = worker.weigh().unwrap().memory;
     for _ in 0..3 {
-        worker.begin_hold(&Way::Read, &path).unwrap();
+        worker.begin_hold(&LoadMethod::Read, &path).unwrap();
         assert_eq!(worker.held().unwrap(), expected);
         assert!(worker.weigh().unwrap().memory + share >= before + (64 << 20));
         worker.let_go().unwrap();

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::{Context, Experiment};
 use vellum_bench::engine::VELLUM;
-use vellum_bench::machine::device_rate::{DeviceRate, PAGE, Way};
+use vellum_bench::machine::device_rate::{DeviceRate, PAGE, ReadMethod};
 use vellum_bench::report::{Outcome, Row};
 use vellum_bench::worker::{Contest, Member, Setup, Team, Terms, limit_for_data, scaled, times};
 use vellum_bench::workload::lookup::ENTRY;
@@ -86,7 +86,7 @@ fn random(
         contest.add(format!("vellum multi_get({depth})"), VELLUM.name, workload, plan);
         let mut seeds = 1..;
         contest.add_other(format!("device, queue of {depth}"), move || {
-            device.random(THREADS, Way::Queue(depth), time, seeds.next().unwrap_or_default())
+            device.random(THREADS, ReadMethod::Queue(depth), time, seeds.next().unwrap_or_default())
         });
     }
     let series = contest.hold(context.rounds(), &context.progress)?;

@@ -13,7 +13,7 @@ use vellum_pool::{
 };
 
 use super::{Context, Experiment, count};
-use vellum_bench::machine::device_rate::{DeviceRate, Way};
+use vellum_bench::machine::device_rate::{DeviceRate, ReadMethod};
 use vellum_bench::machine::{Storage, processors};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Axis, Chart, Line, Outcome, Row};
@@ -51,9 +51,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         let depth = DEPTH as u32;
         let label = |way: usize| format!("{}, {}", names[way], count(threads, "thread"));
         let contestants = vec![
-            Contestant::new(label(0), move || device.random(threads, Way::Wait, time, seed)),
+            Contestant::new(label(0), move || device.random(threads, ReadMethod::Wait, time, seed)),
             Contestant::new(label(1), move || {
-                device.random(threads, Way::Queue(depth), time, seed)
+                device.random(threads, ReadMethod::Queue(depth), time, seed)
             }),
             Contestant::new(label(2), move || read_pages(pool, threads, time, 1)),
             Contestant::new(label(3), move || read_pages(pool, threads, time, DEPTH)),

@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::out_of_memory::ROOM;
 use super::{Context, Experiment};
 use vellum_bench::engine::VELLUM;
-use vellum_bench::machine::device_rate::{DeviceRate, PAGE, Way};
+use vellum_bench::machine::device_rate::{DeviceRate, PAGE, ReadMethod};
 use vellum_bench::report::{Axis, Chart, Line, Outcome, Row};
 use vellum_bench::worker::{Member, Moment, Setup, Team, Terms, Usage, limit_for};
 use vellum_bench::workload::lookup::ENTRY;
@@ -82,7 +82,7 @@ fn one_workload(
     let every = Duration::from_secs_f64(context.pick(0.25, 1.0));
     let mut figure = Figure { what, unit, ..Figure::default() };
     let device = DeviceRate::open(&team.store(VELLUM.name)?)?;
-    let bound = device.random(THREADS, Way::Queue(DEPTH), every * 2, 1)?;
+    let bound = device.random(THREADS, ReadMethod::Queue(DEPTH), every * 2, 1)?;
     figure.bound(bound, plan.seconds);
     for (at, name) in team.names().into_iter().enumerate() {
         context.progress.at(at, team.names().len(), name);

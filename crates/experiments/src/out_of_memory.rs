@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use super::{Context, Experiment};
 use vellum_bench::engine::{Engines, VELLUM};
-use vellum_bench::machine::device_rate::{DeviceRate, PAGE, Way};
+use vellum_bench::machine::device_rate::{DeviceRate, PAGE, ReadMethod};
 use vellum_bench::report::{Outcome, Row};
 use vellum_bench::worker::{
     Contest, Member, Series, Setup, Team, Terms, limit_for, named, scaled, times,
@@ -119,10 +119,10 @@ fn measure(context: &Context<'_>, team: &Team, entries: u64, names: &Names) -> R
         }
         let batches = Workload::Lookup(Lookup { entries, batch: BATCH });
         contest.add(names.batches(threads), VELLUM.name, batches, plan);
-        for (what, way) in [("pread", Way::Wait), ("queue", Way::Queue(DEPTH))] {
+        for (what, method) in [("pread", ReadMethod::Wait), ("queue", ReadMethod::Queue(DEPTH))] {
             let mut seeds = 1..;
             contest.add_other(names.of(&format!("device {what}"), threads), move || {
-                device.random(threads, way, time, seeds.next().unwrap_or_default())
+                device.random(threads, method, time, seeds.next().unwrap_or_default())
             });
         }
     }

@@ -20,7 +20,7 @@ use super::context::count;
 use super::page_access::page_pool::{self, Library, PagePool};
 use super::page_access::textbook::{FileStorage, Textbook};
 use super::{Context, Experiment};
-use vellum_bench::machine::device_rate::{DeviceRate, Way};
+use vellum_bench::machine::device_rate::{DeviceRate, ReadMethod};
 use vellum_bench::machine::page_cache;
 use vellum_bench::measure::{Contestant, Samples, alternate};
 use vellum_bench::report::{Outcome, Row};
@@ -351,7 +351,7 @@ fn measure(
         if readers.size != Size::InMemory {
             let (mut seeds, time) = (1.., Duration::from_secs_f64(seconds));
             contestants.push(Contestant::new(name("device"), move || {
-                device.random(threads, Way::Wait, time, seeds.next().unwrap_or_default())
+                device.random(threads, ReadMethod::Wait, time, seeds.next().unwrap_or_default())
             }));
         }
     }

@@ -44,7 +44,7 @@ pub enum Access {
 
 /// The address of a mapping.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Address {
     Anywhere,
     At(u64),
 }
@@ -88,7 +88,7 @@ impl Mapping {
         source: &Source<'_>,
         stat: &Stat,
         access: Access,
-        place: Place,
+        address: Address,
     ) -> Result<Self> {
         let shape = source.shape;
         if access == Access::ReadWrite && stat.seals.has(Seals::CONTENT) {
@@ -99,12 +99,13 @@ impl Mapping {
             BackendKind::Memfd => shape.length().next_multiple_of(PAGE_SIZE),
         };
         let mapped = usize::try_from(bytes).map_err(|_| Error::NoMemory { doing: DOING })?;
-        let base = map(source, mapped, access, place).map_err(|errno| match (errno, place) {
-            (Errno::EXIST | Errno::BUSY, Place::At(address)) => {
-                Error::AddressBusy { address, extent: shape.extent() }
-            }
-            (errno, _) => Error::of(DOING, errno),
-        })?;
+        let base =
+            map(source, mapped, access, address).map_err(|errno| match (errno, address) {
+                (Errno::EXIST | Errno::BUSY, Address::At(address)) => {
+                    Error::AddressBusy { address, extent: shape.extent() }
+                }
+                (errno, _) => Error::of(DOING, errno),
+            })?;
         let mapping = Self {
             base,
             mapped,
@@ -274,7 +275,7 @@ fn map(
     source: &Source<'_>,
     bytes: usize,
     access: Access,
-    place: Place,
+    address: Address,
 ) -> Result<NonNull<u8>, Errno> {
     let rights = match access {
         Access::Read => Rights::Read,
@@ -286,11 +287,11 @@ fn map(
     let is_reader = access == Access::Read;
     let reader = is_reader.then(|| descriptor::read_only(source.descriptor).ok()).flatten();
     let file = reader.as_ref().map_or(source.descriptor, AsFd::as_fd);
-    let base = match map_shared(file, is_memfd, bytes, rights, place, MapFlags::SHARED) {
+    let base = match map_shared(file, is_memfd, bytes, rights, address, MapFlags::SHARED) {
         // Before Linux 6.7 no process may share a sealed memfd through a descriptor for writing. A
         // private mapping shows the same bytes, because they cannot change.
         Err(Errno::PERM) if is_reader && is_memfd => {
-            map_shared(file, is_memfd, bytes, rights, place, MapFlags::PRIVATE)
+            map_shared(file, is_memfd, bytes, rights, address, MapFlags::PRIVATE)
         }
         result => result,
     };
@@ -302,17 +303,17 @@ fn map_shared(
     is_memfd: bool,
     bytes: usize,
     rights: Rights,
-    place: Place,
+    address: Address,
     flags: MapFlags,
 ) -> Result<*mut u8, Errno> {
-    match place {
-        Place::At(address) => {
+    match address {
+        Address::At(address) => {
             let address = usize::try_from(address).map_err(|_| Errno::NOMEM)?;
             sys::map_at(file, address, bytes, rights, flags)
         }
-        Place::Anywhere if is_memfd && bytes >= HUGE_PAGE => {
+        Address::Anywhere if is_memfd && bytes >= HUGE_PAGE => {
             huge::map_aligned(file, 0, bytes, rights, flags)
         }
-        Place::Anywhere => sys::map(file, bytes, rights, flags),
+        Address::Anywhere => sys::map(file, bytes, rights, flags),
     }
 }

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::backend::{BackendKind, kernel, memfd};
 use crate::descriptor::{self, Use};
 use crate::error::{Error, Result};
-use crate::mapping::{Access, Mapping, Place, Source};
+use crate::mapping::{Access, Address, Mapping, Source};
 use crate::range;
 use crate::seals::Seals;
 use crate::shape::Shape;
@@ -77,8 +77,8 @@ impl Morsel {
     /// [`Error::ReadOnly`] if `access` asks for writing and that is not allowed;
     /// [`Error::NoMemory`] without addresses to spare; [`Error::Revoked`].
     pub fn map(&self, access: Access) -> Result<Mapping> {
-        let place = self.shape.address().map_or(Place::Anywhere, Place::At);
-        self.map_in(access, place)
+        let address = self.shape.address().map_or(Address::Anywhere, Address::At);
+        self.map_in(access, address)
     }
 
     /// Maps all of it at an address, a multiple of its extent. A bound Morsel has its own address.
@@ -90,13 +90,13 @@ impl Morsel {
         if self.shape.address().is_some_and(|bound| bound != address) {
             return Err(Error::Address { address, extent: self.shape.extent() });
         }
-        self.map_in(access, Place::At(address))
+        self.map_in(access, Address::At(address))
     }
 
-    fn map_in(&self, access: Access, place: Place) -> Result<Mapping> {
+    fn map_in(&self, access: Access, address: Address) -> Result<Mapping> {
         let descriptor = self.descriptor.as_fd();
         let source = Source { descriptor, backend: self.backend, shape: self.shape };
-        Mapping::new(&source, &self.stat()?, access, place)
+        Mapping::new(&source, &self.stat()?, access, address)
     }
 
     /// Populates whole pages that have no memory; they then read as zeros (section 2.4).

@@ -15,7 +15,7 @@ pub struct Provider(Backend);
 
 #[derive(Debug)]
 enum Backend {
-    Kernel(kernel::Place),
+    Kernel(kernel::MorselFs),
     Memfd,
 }
 
@@ -26,7 +26,7 @@ impl Provider {
     /// # Errors
     /// [`Error::Unavailable`] with the reason and what to do.
     pub fn new(choice: BackendChoice) -> Result<Self> {
-        let kernel = || kernel::Place::find().map(|place| Self(Backend::Kernel(place)));
+        let kernel = || kernel::MorselFs::find().map(|morselfs| Self(Backend::Kernel(morselfs)));
         let memfd = || memfd::try_it().map(|_| Self(Backend::Memfd));
         let unavailable = |backend| move |reason| Error::Unavailable { backend, reason };
         match choice {
@@ -58,7 +58,7 @@ impl Provider {
     pub fn create(&self, shape: &Shape) -> Result<Morsel> {
         shape.check()?;
         let descriptor = match &self.0 {
-            Backend::Kernel(place) => place.create(shape)?,
+            Backend::Kernel(morselfs) => morselfs.create(shape)?,
             Backend::Memfd => memfd::create(shape)?,
         };
         Ok(Morsel::made(descriptor, self.backend(), *shape))
@@ -115,9 +115,9 @@ impl Provider {
     }
 
     /// The directory of names; a memfd has no name by which another process could find it.
-    fn names(&self) -> Result<&kernel::Place> {
+    fn names(&self) -> Result<&kernel::MorselFs> {
         match &self.0 {
-            Backend::Kernel(place) => Ok(place),
+            Backend::Kernel(morselfs) => Ok(morselfs),
             Backend::Memfd => Err(Error::Unsupported {
                 backend: BackendKind::Memfd,
                 what: "names (pass descriptors, or ask the cache daemon for files)",

@@ -23,7 +23,7 @@ use crate::lease::{self, Lease, Watcher};
 use crate::list::{List, Node};
 use crate::request::Request;
 use crate::system::{self, PAGE};
-use crate::{keeper, mounts, owner};
+use crate::{cache_thread, mounts, owner};
 
 /// Bytes of the cache if the environment does not say them.
 const USUAL: u64 = 256 << 20;
@@ -37,8 +37,8 @@ struct Own {
     statistics: Option<OsString>,
 }
 
-/// The process whose thread starts the keeper, or has started it; 0 before, and [`NONE`] in a child
-/// of it.
+/// The process whose thread starts the cache thread, or has started it; 0 before, and [`NONE`] in
+/// a child of it.
 static MAKER: AtomicU32 = AtomicU32::new(0);
 
 /// The number of no process.
@@ -47,7 +47,7 @@ const NONE: u32 = u32::MAX;
 /// `Some(None)` if there can be no cache.
 static OWN: OnceLock<Option<Own>> = OnceLock::new();
 
-/// What threads ask the keeper for.
+/// What threads ask the cache thread for.
 static JOBS: List<Job> = List::new();
 
 /// A part of a file that a thread, which waits, wants to be mapped through the cache.
@@ -57,7 +57,7 @@ struct Job {
     thread: c_int,
     /// The owner of the mapping; 0 if the cache cannot map it.
     owner: AtomicUsize,
-    /// Whether the keeper has answered: 0 or 1.
+    /// Whether the cache thread has answered: 0 or 1.
     is_answered: AtomicU32,
 }
 
@@ -67,7 +67,7 @@ fn has_cache() -> bool {
     let process = system::process();
     let (order, failed) = (Ordering::Relaxed, Ordering::Relaxed);
     match MAKER.compare_exchange(0, process, order, failed) {
-        Ok(_) => keeper::start(|can_be| {
+        Ok(_) => cache_thread::start(|can_be| {
             // A defect must not leave a thread waiting.
             let made = catch_unwind(|| can_be.then(make).flatten()).ok().flatten();
             let is_made = made.is_some();
@@ -85,14 +85,14 @@ fn has_cache() -> bool {
 /// Maps a part of a file through the cache. `None` if there can be no cache, or if it cannot map
 /// the file.
 pub(crate) fn map(request: &Request) -> Option<usize> {
-    // The keeper would wait for itself. Opening the file once more would end a lease that the
+    // The cache thread would wait for itself. Opening the file once more would end a lease that the
     // program has on it.
     if system::is_own_thread() || lease::has(request.file) {
         return None;
     }
     // A handler of a signal may unmap memory, and wait for what this thread has meanwhile. `setuid`
     // waits until all threads have its signal, while none can be started.
-    let signals = system::set_signals(keeper::SIGNALS);
+    let signals = system::set_signals(cache_thread::SIGNALS);
     let mapped =
         if has_cache() { ask(request).and_then(|owner| add(owner, request)) } else { None };
     system::set_signals(signals);
@@ -105,12 +105,12 @@ fn ask(request: &Request) -> Option<usize> {
     let job = Job { request: *request, thread: system::thread(), owner, is_answered };
     let mut node = Node::new(job);
     let job = &raw mut node;
-    // SAFETY: it lives until the keeper has answered, which does not use it afterwards.
+    // SAFETY: it lives until the cache thread has answered, which does not use it afterwards.
     let job = unsafe {
         JOBS.add(job);
         &(*job).value
     };
-    keeper::wake();
+    cache_thread::wake();
     while job.is_answered.load(Ordering::Acquire) == 0 {
         system::wait_for_change(&job.is_answered, 0);
     }
@@ -143,7 +143,7 @@ fn add(owner: usize, request: &Request) -> Option<usize> {
     None
 }
 
-/// What the keeper does when it was rung.
+/// What the cache thread does when it was rung.
 fn work() {
     owner::end_retired();
     let Some(Some(own)) = OWN.get() else { return };

@@ -39,7 +39,8 @@ pub(crate) struct Watcher {
 
 impl Watcher {
     /// Starts the thread, which has a function put files in the place of mounts whose leases are to
-    /// end. The caller has blocked [`SIGNALS`](crate::keeper::SIGNALS), and so the thread has.
+    /// end. The caller has blocked [`SIGNALS`](crate::cache_thread::SIGNALS), and so the thread
+    /// has.
     pub(crate) fn start(give_up_broken: fn() -> bool) -> Option<Self> {
         let (sender, receiver) = mpsc::channel();
         let watch = move || {
@@ -60,7 +61,7 @@ impl Watcher {
         system::send_signal(self.thread, SIGNAL);
     }
 
-    /// Takes a lease by a descriptor that only the keeper has.
+    /// Takes a lease by a descriptor that only the cache thread has.
     pub(crate) fn take(self, file: &File) -> Lease {
         let file = file.as_raw_fd();
         let is_ours = system::send_signals_to(file, self.thread, SIGNAL);

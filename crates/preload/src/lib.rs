@@ -8,9 +8,9 @@
 //! any failure, it does the former.
 
 mod anchor;
+mod cache_thread;
 mod cached;
 mod calls;
-mod keeper;
 mod lease;
 mod list;
 mod load;

@@ -13,7 +13,7 @@
 //!
 //! Invariants: entries change under the lock. A thread may read them without it to ask about its
 //! own memory: an entry for that memory existed before the thread had the memory, or there is none.
-//! `end` is 0 while a place gets another mount, so no reader sees words of two mounts. A part that
+//! `end` is 0 while a slot gets another mount, so no reader sees words of two mounts. A part that
 //! becomes smaller is there all the time.
 //! An entry is removed before its memory is unmapped: a child that is forked in between has a mount
 //! that its table lacks, which does no harm; its table never has a part that is not mapped.
@@ -29,8 +29,8 @@ use crate::{anchor, lock, owner};
 /// The most parts; further mappings are made from the file.
 const PARTS: usize = anchor::MOST;
 
-/// A place in the table; `end` is 0 where there is no part.
-struct Place {
+/// A slot in the table; `end` is 0 where there is no part.
+struct Slot {
     start: AtomicUsize,
     end: AtomicUsize,
     base: AtomicUsize,
@@ -54,9 +54,9 @@ pub(crate) struct Part {
     pub(crate) owner: usize,
 }
 
-static TABLE: [Place; PARTS] = [const { Place::free() }; PARTS];
+static TABLE: [Slot; PARTS] = [const { Slot::free() }; PARTS];
 
-/// How many places were ever taken: later ones are free.
+/// How many slots were ever taken: later ones are free.
 static EVER: AtomicUsize = AtomicUsize::new(0);
 
 /// The mount that a file is replacing, or 0. Addresses of mounts are even: [`MOVED`] is added once
@@ -66,7 +66,7 @@ static IN_TRANSIT: AtomicUsize = AtomicUsize::new(0);
 /// The file has taken the mount's place, and only the table does not show it.
 const MOVED: usize = 1;
 
-impl Place {
+impl Slot {
     const fn free() -> Self {
         Self {
             start: AtomicUsize::new(0),
@@ -132,12 +132,12 @@ impl Part {
     }
 }
 
-fn parts() -> impl Iterator<Item = (&'static Place, Part)> {
+fn parts() -> impl Iterator<Item = (&'static Slot, Part)> {
     let taken = &TABLE[..EVER.load(Ordering::Acquire)];
-    taken.iter().filter_map(|place| Some((place, place.part()?)))
+    taken.iter().filter_map(|slot| Some((slot, slot.part()?)))
 }
 
-fn of_mount(base: usize) -> impl Iterator<Item = (&'static Place, Part)> {
+fn of_mount(base: usize) -> impl Iterator<Item = (&'static Slot, Part)> {
     parts().filter(move |(_, part)| part.base == base)
 }
 
@@ -246,11 +246,11 @@ fn forget_transit() {
         // SAFETY: the mount is of the table, and the anchor has not moved.
         unsafe { give_file(&mount) };
     }
-    of_mount(base).for_each(|(place, _)| place.clear());
+    of_mount(base).for_each(|(slot, _)| slot.clear());
 }
 
 fn put(part: &Part) -> bool {
-    let Some(index) = TABLE.iter().position(|place| place.part().is_none()) else { return false };
+    let Some(index) = TABLE.iter().position(|slot| slot.part().is_none()) else { return false };
     TABLE[index].set(part);
     EVER.fetch_max(index + 1, Ordering::Release);
     true
@@ -289,14 +289,14 @@ pub(crate) unsafe fn unmap(range: &Range<usize>) -> Answer {
 /// # Safety
 /// As [`unmap`].
 unsafe fn take_off(mount: &Part, range: &Range<usize>) -> Answer {
-    for (place, part) in of_mount(mount.base) {
+    for (slot, part) in of_mount(mount.base) {
         let [left, right] = part.without(range);
         match (left.is_empty(), right.is_empty()) {
-            (true, true) => place.clear(),
-            (false, true) => place.shrink(&left),
-            (true, false) => place.shrink(&right),
-            (false, false) if put(&right) => place.shrink(&left),
-            // The table is full: a file's mapping needs no place in it. SAFETY: the caller's
+            (true, true) => slot.clear(),
+            (false, true) => slot.shrink(&left),
+            (true, false) => slot.shrink(&right),
+            (false, false) if put(&right) => slot.shrink(&left),
+            // The table is full: a file's mapping needs no slot in it. SAFETY: the caller's
             // promise.
             (false, false) => unsafe {
                 return if replace(mount) { system::unmap(range) } else { system::no_memory() };
@@ -341,9 +341,9 @@ pub(crate) fn give_up(range: &Range<usize>) -> bool {
 pub(crate) fn give_up_broken() -> bool {
     locked(|| {
         let mut are_all = true;
-        for place in &TABLE[..EVER.load(Ordering::Acquire)] {
-            // A replacement may have cleared other places.
-            let Some(mount) = place.part().filter(|part| part.owner != 0) else { continue };
+        for slot in &TABLE[..EVER.load(Ordering::Acquire)] {
+            // A replacement may have cleared other slots.
+            let Some(mount) = slot.part().filter(|part| part.owner != 0) else { continue };
             // SAFETY: the table has the owner; mount and anchor are of the table.
             are_all &= unsafe { !owner::is_broken(mount.owner) || replace(&mount) };
         }
@@ -389,12 +389,12 @@ unsafe fn replace(mount: &Part) -> bool {
 /// The program believes that nothing is mapped around the parts.
 unsafe fn forget_parts(mount: &Part) {
     let mut rest = mount.mount();
-    while let Some((place, part)) = of_mount(mount.base).min_by_key(|(_, part)| part.start) {
+    while let Some((slot, part)) = of_mount(mount.base).min_by_key(|(_, part)| part.start) {
         let gap = rest.start..part.start;
         // SAFETY: the caller's promise.
         let _ = (!gap.is_empty()).then(|| unsafe { system::unmap(&gap) });
         rest.start = part.end;
-        place.clear();
+        slot.clear();
     }
     // SAFETY: as above, after the last.
     let _ = (!rest.is_empty()).then(|| unsafe { system::unmap(&rest) });
@@ -535,19 +535,19 @@ mod tests {
     #[test]
     fn a_part_that_becomes_smaller_is_always_there() {
         const END: usize = 1 << 40;
-        let place = Place::free();
+        let slot = Slot::free();
         let part = Part { start: PAGE, end: END, base: PAGE, extent: END, anchor: 0, owner: 0 };
-        place.set(&part);
+        slot.set(&part);
         let is_done = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for pages in 2..100_000 {
-                    place.shrink(&Part { start: pages * PAGE, ..part });
+                    slot.shrink(&Part { start: pages * PAGE, ..part });
                 }
                 is_done.store(1, Ordering::Release);
             });
             while is_done.load(Ordering::Acquire) == 0 {
-                let seen = place.part().expect("it was gone for a moment");
+                let seen = slot.part().expect("it was gone for a moment");
                 assert!(seen.end == END && seen.base == PAGE, "{seen:?}");
             }
         });
@@ -568,9 +568,9 @@ mod tests {
     /// A mount of a cache, as a child has it.
     fn absent_mount() -> Part {
         let mount = mount();
-        let (place, part) = of_mount(mount.base).next().unwrap();
+        let (slot, part) = of_mount(mount.base).next().unwrap();
         let part = Part { owner: 8, ..part };
-        place.set(&part);
+        slot.set(&part);
         // SAFETY: only the table knows of it.
         assert_eq!(unsafe { system::unmap(&mount.mount()) }, 0);
         part
@@ -600,14 +600,14 @@ mod tests {
         assert_eq!((pages(&not_noted), parts_of(&not_noted).len()), (all("f"), 0));
         // Another's memory is where the anchor was.
         let noted = replaced();
-        let place = noted.anchor..noted.anchor + PAGE;
+        let anchor = noted.anchor..noted.anchor + PAGE;
         // SAFETY: nothing is replaced.
-        assert!(unsafe { system::reserve(&place) });
+        assert!(unsafe { system::reserve(&anchor) });
         IN_TRANSIT.store(noted.base | MOVED, Ordering::Relaxed);
         forget_transit();
         assert_eq!((pages(&noted), parts_of(&noted).len()), (all("f"), 0));
         // SAFETY: it is this test's.
-        assert!(unsafe { system::unmap(&place) == 0 && system::reserve(&place) });
+        assert!(unsafe { system::unmap(&anchor) == 0 && system::reserve(&anchor) });
         // Nothing was in transit.
         let mount = absent_mount();
         // SAFETY: mount and anchor are of the table.

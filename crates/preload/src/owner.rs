@@ -2,7 +2,7 @@
 //!
 //! An owner ends in two steps. With its lock held, the table has the cache let go of the addresses,
 //! unmaps them or puts the file there, and retires the owner. For that it waits for threads of the
-//! cache at most, which never take the lock. Then the keeper ends the owner.
+//! cache at most, which never take the lock. Then the cache thread ends the owner.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -13,14 +13,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vellum_aquila::{Advice, Mapping};
 
-use crate::keeper;
+use crate::cache_thread;
 use crate::lease::{self, Lease};
 use crate::list::{List, Node};
 
 /// A mapping of the cache. What it has ends in this order.
 struct Owner {
     mapping: Mapping,
-    /// The keeper's descriptor of the file, and its lease.
+    /// The cache thread's descriptor of the file, and its lease.
     file: File,
     lease: Lease,
     /// The file's device and inode; `None` if the kernel does not say them.
@@ -30,7 +30,7 @@ struct Owner {
 /// Those that no table has any more.
 static RETIRED: List<Owner> = List::new();
 
-/// All that have not ended. Only the keeper uses it.
+/// All that have not ended. Only the cache thread uses it.
 static ALL: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// Gives a number to a mapping of a file with a lease, which lives until it is retired.
@@ -51,10 +51,10 @@ fn all() -> MutexGuard<'static, Vec<usize>> {
 }
 
 /// Whether an owner has a lease of this file that is to end, or has ended: it may have pages from
-/// before. The caller is the keeper.
+/// before. The caller is the cache thread.
 pub(crate) fn has_broken(file: &File) -> bool {
     let this = inode(file);
-    // SAFETY: the keeper has not ended them.
+    // SAFETY: the cache thread has not ended them.
     let broken = |number: &usize| unsafe { owner(*number).inode == this && is_broken(*number) };
     this.is_none() || all().iter().any(broken)
 }
@@ -96,7 +96,7 @@ pub(crate) unsafe fn advise(number: usize, advice: c_int) {
     let _ = unsafe { owner(number) }.mapping.advise(advice);
 }
 
-/// Whether the lease of an owner's file is to end. The caller is a thread of the keeper's.
+/// Whether the lease of an owner's file is to end. The caller is one that the cache thread has started.
 ///
 /// # Safety
 /// The owner is not retired.
@@ -125,18 +125,18 @@ pub(crate) unsafe fn reattach(number: usize) {
     unsafe { &mut (*pointer(number)).value }.mapping.reattach();
 }
 
-/// Has the keeper end an owner, which no table has any more, and whose addresses are no longer its
-/// own.
+/// Has the cache thread end an owner, which no table has any more, and whose addresses are no
+/// longer its own.
 ///
 /// # Safety
 /// The owner is not retired.
 pub(crate) unsafe fn retire(number: usize) {
     // SAFETY: the caller's promise.
     unsafe { RETIRED.add(pointer(number)) };
-    keeper::wake();
+    cache_thread::wake();
 }
 
-/// Ends all owners that are retired. The caller is the keeper.
+/// Ends all owners that are retired. The caller is the cache thread.
 pub(crate) fn end_retired() {
     for pointer in RETIRED.take() {
         all().retain(|number| *number != pointer.expose_provenance());

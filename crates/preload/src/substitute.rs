@@ -37,9 +37,9 @@ pub(crate) fn substitute(request: &Request, address: usize) -> Option<usize> {
         // SAFETY: the descriptor belongs to the caller, and is open during the call. If no
         // descriptor has this number, the calls on it fail.
         let file = ManuallyDrop::new(unsafe { File::from_raw_fd(request.file) });
-        match way_of(&file, request)? {
-            Way::Cache => cached::map(request),
-            Way::Morsel => map_morsel(&file, request, address),
+        match substitute_for(&file, request)? {
+            Substitute::Cache => cached::map(request),
+            Substitute::Morsel => map_morsel(&file, request, address),
         }
     }));
     system::set_cancelling(cancelling);
@@ -50,31 +50,31 @@ pub(crate) fn substitute(request: &Request, address: usize) -> Option<usize> {
 }
 
 /// What is mapped instead of a file.
-enum Way {
+enum Substitute {
     Cache,
     Morsel,
 }
 
-/// The rules for each way.
-struct Ways {
+/// The rules for each substitute.
+struct AllRules {
     cache: Rules,
     morsel: Rules,
 }
 
 /// Empty if the environment asks for nothing.
-static WAYS: OnceLock<Ways> = OnceLock::new();
+static RULES: OnceLock<AllRules> = OnceLock::new();
 
 /// Reads the rules, before there are threads: in a child of a fork a thread of its parent may read
 /// them for ever.
 pub(crate) fn read_rules() {
     let [cache, morsel] = rules::VARIABLES.map(Rules::of_environment);
-    let _ = WAYS.set(Ways { cache, morsel });
+    let _ = RULES.set(AllRules { cache, morsel });
 }
 
 /// What is mapped instead of a file; `None` if the file itself is to be mapped.
-fn way_of(file: &File, request: &Request) -> Option<Way> {
-    let ways = WAYS.get()?;
-    if ways.cache.are_none() && ways.morsel.are_none() {
+fn substitute_for(file: &File, request: &Request) -> Option<Substitute> {
+    let rules = RULES.get()?;
+    if rules.cache.are_none() && rules.morsel.are_none() {
         return None;
     }
     let stat = fstat(file).ok()?;
@@ -84,15 +84,15 @@ fn way_of(file: &File, request: &Request) -> Option<Way> {
     {
         return None;
     }
-    let way = if ways.cache.take(length, || path(file)) {
-        Way::Cache
-    } else if ways.morsel.take(length, || path(file)) {
-        Way::Morsel
+    let substitute = if rules.cache.take(length, || path(file)) {
+        Substitute::Cache
+    } else if rules.morsel.take(length, || path(file)) {
+        Substitute::Morsel
     } else {
         return None;
     };
     // The program itself may write to the file, or make a shared mapping writable later.
-    (fcntl_getfl(file).ok()? & OFlags::RWMODE == OFlags::RDONLY).then_some(way)
+    (fcntl_getfl(file).ok()? & OFlags::RWMODE == OFlags::RDONLY).then_some(substitute)
 }
 
 /// Maps the daemon's Morsel of a file.

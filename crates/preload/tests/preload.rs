@@ -35,12 +35,12 @@ static MAPS: LazyLock<PathBuf> = LazyLock::new(|| {
 });
 
 /// A folder with a file and a daemon's socket.
-struct Place {
+struct DaemonFolder {
     folder: tempfile::TempDir,
     daemon: Option<(UnixStream, JoinHandle<()>)>,
 }
 
-impl Place {
+impl DaemonFolder {
     fn new(bytes: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let bytes: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
@@ -121,7 +121,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for DaemonFolder {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.daemon.take() {
             drop(stop);
@@ -148,13 +148,13 @@ fn rest(file: &Path) {
 
 /// Runs a test with a daemon on each backend of this machine, at the same time, because most of the
 /// time a file is to be at rest. Prints which backends it skips.
-fn on_each(bytes: usize, test: impl Fn(&Place) + Sync) {
+fn on_each(bytes: usize, test: impl Fn(&DaemonFolder) + Sync) {
     thread::scope(|scope| {
         for kind in BackendKind::ALL {
             match Provider::new(BackendChoice::Only(kind)) {
                 Ok(provider) => {
                     let test = &test;
-                    scope.spawn(move || test(&Place::with_daemon(provider, bytes)));
+                    scope.spawn(move || test(&DaemonFolder::with_daemon(provider, bytes)));
                 }
                 Err(error) => {
                     assert!(kind == BackendKind::Kernel, "{error}");
@@ -210,7 +210,7 @@ fn other_files_are_themselves() {
 #[test]
 fn without_a_daemon_files_are_themselves() {
     let none: [&str; 0] = [];
-    let place = Place::new(BYTES);
+    let place = DaemonFolder::new(BYTES);
     assert_eq!(place.morsels(&[("VELLUM_PRELOAD", "*")]), none);
     // Another program that listens and closes the connection.
     let listener = std::os::unix::net::UnixListener::bind(place.socket()).unwrap();
@@ -282,7 +282,7 @@ fn chosen_files_are_cached_where_they_are_mapped_for_reading() {
         return;
     }
     for bytes in [BYTES, (1 << 20) + 123] {
-        let place = Place::new(bytes);
+        let place = DaemonFolder::new(bytes);
         let path = place.folder.path().join("statistics");
         let mut variables = THROUGH_A_CACHE.to_vec();
         variables.push(("VELLUM_AQUILA_STATISTICS", path.to_str().unwrap()));
@@ -325,7 +325,7 @@ fn unmodified_python_writes_what_it_has_mapped() {
     if !may_have_a_cache() {
         return;
     }
-    let place = Place::new((1 << 20) + 777);
+    let place = DaemonFolder::new((1 << 20) + 777);
     let path = place.folder.path().join("statistics");
     let mut variables = THROUGH_A_CACHE.to_vec();
     variables.push(("VELLUM_AQUILA_STATISTICS", path.to_str().unwrap()));
@@ -374,7 +374,7 @@ struct Asked {
 }
 
 impl Asked {
-    fn start(place: &Place, program: &mut Command, variables: &[(&str, &str)]) -> Self {
+    fn start(place: &DaemonFolder, program: &mut Command, variables: &[(&str, &str)]) -> Self {
         place.preload(program, variables);
         let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
@@ -435,7 +435,7 @@ fn lmdb_sees_what_a_writer_beside_commits() {
     on_each(BYTES, |place| lmdb_beside_a_writer(place, &ALL, Order::WriterFirst));
     if may_have_a_cache() {
         for order in [Order::WriterFirst, Order::ReaderFirst] {
-            lmdb_beside_a_writer(&Place::new(BYTES), &THROUGH_A_CACHE, order);
+            lmdb_beside_a_writer(&DaemonFolder::new(BYTES), &THROUGH_A_CACHE, order);
         }
     }
 }
@@ -447,7 +447,7 @@ enum Order {
     ReaderFirst,
 }
 
-fn lmdb_beside_a_writer(place: &Place, variables: &[(&str, &str)], order: Order) {
+fn lmdb_beside_a_writer(place: &DaemonFolder, variables: &[(&str, &str)], order: Order) {
     let folder = place.folder.path().join("lmdb");
     fs::create_dir(&folder).unwrap();
     let open = || {
@@ -492,12 +492,12 @@ fn sqlite_sees_what_a_writer_beside_commits() {
     on_each(BYTES, |place| sqlite_beside_a_writer(place, &ALL, Order::WriterFirst));
     if may_have_a_cache() {
         for order in [Order::WriterFirst, Order::ReaderFirst] {
-            sqlite_beside_a_writer(&Place::new(BYTES), &THROUGH_A_CACHE, order);
+            sqlite_beside_a_writer(&DaemonFolder::new(BYTES), &THROUGH_A_CACHE, order);
         }
     }
 }
 
-fn sqlite_beside_a_writer(place: &Place, variables: &[(&str, &str)], order: Order) {
+fn sqlite_beside_a_writer(place: &DaemonFolder, variables: &[(&str, &str)], order: Order) {
     let writer = "import sqlite3, sys\n\
                   db = sqlite3.connect(sys.argv[1])\n\
                   db.execute('create table if not exists t (n)')\n\

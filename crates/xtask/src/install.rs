@@ -54,7 +54,7 @@ remaining steps, as root, if wanted:
 
 /// The destination.
 #[derive(clap::Args)]
-pub struct Place {
+pub struct Destination {
     /// The folder from which users run the program
     #[arg(long, value_name = "FOLDER", default_value = "/usr/local")]
     prefix: PathBuf,
@@ -63,7 +63,7 @@ pub struct Place {
     destdir: PathBuf,
 }
 
-impl Place {
+impl Destination {
     /// The folder of the files.
     fn folder(&self) -> Outcome<PathBuf> {
         let prefix = self.prefix.strip_prefix("/");
@@ -76,7 +76,7 @@ impl Place {
 #[derive(clap::Args)]
 pub struct Options {
     #[command(flatten)]
-    place: Place,
+    destination: Destination,
     /// Install the debug build, which builds fast and runs slowly
     #[arg(long)]
     dev: bool,
@@ -88,7 +88,7 @@ pub struct Options {
 /// When the build fails, or a file cannot be written.
 pub fn run(root: &Path, options: &Options) -> Outcome {
     setup::ensure(setup::Need::Build)?;
-    let (place, prefix) = (options.place.folder()?, &options.place.prefix);
+    let (folder, prefix) = (options.destination.folder()?, &options.destination.prefix);
     // What tests install is built already.
     let whole = std::env::var_os(BUILT).map(PathBuf::from).filter(|_| options.dev);
     let built = match whole {
@@ -96,26 +96,26 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         None => Artifacts::build(root, &build(options.dev))?,
     };
     let artifact = |name: &str| match &whole {
-        Some(folder) => Ok(folder.join(name)),
+        Some(built) => Ok(built.join(name)),
         None => built.find(name),
     };
-    let program = place.join("bin/vellum");
+    let program = folder.join("bin/vellum");
     copy(&artifact("vellum")?, &program, 0o755)?;
-    write_manuals(&program, &place.join("share"))?;
+    write_manuals(&program, &folder.join("share"))?;
     let library = format!("{LIBRARY}.{VERSION}");
-    copy(&artifact(LIBRARY)?, &place.join("lib").join(&library), 0o644)?;
-    link(&library, &place.join("lib").join(SONAME))?;
-    link(SONAME, &place.join("lib").join(LIBRARY))?;
-    for (name, folder) in [("libvellum.a", "lib"), ("libvellum_preload.so", "lib/vellum")] {
-        copy(&artifact(name)?, &place.join(folder).join(name), 0o644)?;
+    copy(&artifact(LIBRARY)?, &folder.join("lib").join(&library), 0o644)?;
+    link(&library, &folder.join("lib").join(SONAME))?;
+    link(SONAME, &folder.join("lib").join(LIBRARY))?;
+    for (name, below) in [("libvellum.a", "lib"), ("libvellum_preload.so", "lib/vellum")] {
+        copy(&artifact(name)?, &folder.join(below).join(name), 0o644)?;
     }
     for (from, to) in FILES {
         let text = read(&root.join(from))?;
         let bin = prefix.join("bin");
-        write(&place.join(to), &text.replace("/usr/bin", &bin.to_string_lossy()))?;
+        write(&folder.join(to), &text.replace("/usr/bin", &bin.to_string_lossy()))?;
     }
-    write(&place.join("lib/pkgconfig/vellum.pc"), &pkg_config(prefix))?;
-    println!("installed in {}", place.display());
+    write(&folder.join("lib/pkgconfig/vellum.pc"), &pkg_config(prefix))?;
+    println!("installed in {}", folder.display());
     println!("{REMAINING_STEPS}");
     Ok(())
 }
@@ -132,8 +132,8 @@ fn build(dev: bool) -> Vec<&'static str> {
 ///
 /// # Errors
 /// When a file cannot be removed.
-pub fn remove(place: &Place) -> Outcome {
-    let folder = place.folder()?;
+pub fn remove(destination: &Destination) -> Outcome {
+    let folder = destination.folder()?;
     let mut removed = 0;
     for (name, begin, end) in INSTALLED {
         removed += remove_files(&folder.join(name), |file| match (begin, end) {

@@ -90,7 +90,7 @@ enum Chore {
     /// Build the release binary and the libraries, and install them with their other files
     Install(install::Options),
     /// Remove the installed files
-    Uninstall(install::Place),
+    Uninstall(install::Destination),
     /// Build the package for Python, install it under target/, and run its tests
     Python {
         /// Only tests with these names

@@ -3,21 +3,21 @@
 //! On some machines a write to a file may wait for a fault: a call of the kernel's that writes to
 //! the file has a lock of it while it reads its buffer, and the buffer is mapped memory of this
 //! cache. If the fault, in turn, waited for a write to the file, the two would wait for ever. So on
-//! a machine that [writes apart](Machine::writes_apart):
+//! an environment that [writes apart](Environment::writes_apart):
 //!
 //! - a fault ([`Cache::try_fault`]) waits for no other thread for long. It takes a free frame, or
 //!   one of a clean page, and gives up if there is none or another thread has the page;
 //! - a page is never away while it is written: it is locked, protected, written, and evicted only
 //!   when it is clean. A load finds it meanwhile;
-//! - threads of the machine's own write dirty pages ([`Cache::write_some`]), each those of one file
+//! - threads of the environment's own write dirty pages ([`Cache::write_some`]), each those of one file
 //!   at a time, and wait for nothing but that file;
-//! - the machine bounds the dirty pages ([`Cache::taken`]), so that there are clean ones.
+//! - the environment bounds the dirty pages ([`Cache::taken`]), so that there are clean ones.
 
 use core::ops::RangeInclusive;
 
 use super::{Access, BATCH, Cache, Error, Evicted, Fault, Key, NO_PAGE, Page, Refused, Run};
+use crate::environment::Environment;
 use crate::frame::{Frame, Pin};
-use crate::machine::Machine;
 use crate::policy::Policy;
 use crate::statistics::Count;
 
@@ -55,13 +55,13 @@ enum TriedFrame {
     Not(Tried),
 }
 
-impl<M: Machine, P: Policy> Cache<'_, M, P> {
+impl<E: Environment, P: Policy> Cache<'_, E, P> {
     /// Makes a page accessible, as [`fault`](Self::fault) does, if no dirty page has to be written
     /// for it and no other thread is in the way for long.
     ///
     /// # Errors
-    /// [`Error::Full`]; what the machine said.
-    pub fn try_fault(&self, fault: &Fault<'_, M::Place>) -> Result<Tried, Error<M::Error>> {
+    /// [`Error::Full`]; what the environment said.
+    pub fn try_fault(&self, fault: &Fault<'_, E::Mapping>) -> Result<Tried, Error<E::Error>> {
         let mut run = Run::new();
         let place = (fault.access == Access::Read).then_some(fault.place);
         if let Some(tried) = self.try_pin_run(fault.key, fault.ahead, place, &mut run)? {
@@ -74,14 +74,14 @@ impl<M: Machine, P: Policy> Cache<'_, M, P> {
         };
         if fault.access == Access::Write && matches!(mapped, Some(Ok(()))) && !rest.is_empty() {
             // The access needs none of these: they are mapped by their own faults.
-            let _ = self.machine.map(rest, fault.place, false);
+            let _ = self.environment.map(rest, fault.place, false);
         }
         self.unpin_run(&run);
         let Some(mapped) = mapped else { return Ok(Tried::Busy) };
         // A fault that is tried several times is one fault.
         self.count(Count::Faults, 1);
         self.count(Count::ReadAheadHits, fault.used.into());
-        mapped.map(|()| Tried::Mapped(run.count as u32)).map_err(Error::Machine)
+        mapped.map(|()| Tried::Mapped(run.count as u32)).map_err(Error::Environment)
     }
 
     /// Pins a run as [`pin_run`](Self::pin_run) does. Returns what is in the way, if it has not.
@@ -89,9 +89,9 @@ impl<M: Machine, P: Policy> Cache<'_, M, P> {
         &self,
         key: Key,
         ahead: u32,
-        place: Option<&M::Place>,
+        place: Option<&E::Mapping>,
         run: &mut Run,
-    ) -> Result<Option<Tried>, Error<M::Error>> {
+    ) -> Result<Option<Tried>, Error<E::Error>> {
         let ahead = ahead.min(crate::MOST_PAGES - 1);
         for attempt in 0..GLANCES {
             let Some(frame) = self.index.find(key) else {
@@ -112,16 +112,16 @@ impl<M: Machine, P: Policy> Cache<'_, M, P> {
                     return Ok(None);
                 }
                 Pin::Gone => {}
-                Pin::Busy => self.machine.wait(attempt),
+                Pin::Busy => self.environment.wait(attempt),
             }
         }
         Ok(Some(Tried::Busy))
     }
 
     /// Takes a frame that is free, or that has a clean page.
-    fn try_take_frame(&self) -> Result<TriedFrame, Error<M::Error>> {
+    fn try_take_frame(&self) -> Result<TriedFrame, Error<E::Error>> {
         for any in [false, true] {
-            let take = || self.free.take(self.machine.processor(), self.machine.node());
+            let take = || self.free.take(self.environment.processor(), self.environment.node());
             if let Some(frame) = take() {
                 return Ok(TriedFrame::Taken(frame));
             }
@@ -141,13 +141,13 @@ impl<M: Machine, P: Policy> Cache<'_, M, P> {
 
     /// Marks a pinned page dirty, and maps it for writing, if no other thread has it locked for
     /// long: one that writes it.
-    fn try_map_for_writing(&self, page: Page, place: &M::Place) -> Option<Result<(), M::Error>> {
+    fn try_map_for_writing(&self, page: Page, place: &E::Mapping) -> Option<Result<(), E::Error>> {
         let mut glances = 0..GLANCES;
         while self.frames.try_lock(page.frame).is_err() {
-            self.machine.wait(glances.next()?);
+            self.environment.wait(glances.next()?);
         }
         self.mark_dirty(page.frame);
-        let mapped = self.machine.map(&[page], place, true);
+        let mapped = self.environment.map(&[page], place, true);
         self.frames.unlock(page.frame);
         Some(mapped)
     }
@@ -157,7 +157,7 @@ impl<M: Machine, P: Policy> Cache<'_, M, P> {
     pub(super) fn write_and_evict(
         &self,
         range: RangeInclusive<Key>,
-    ) -> (Evicted, Result<(), M::Error>) {
+    ) -> (Evicted, Result<(), E::Error>) {
         let (mut pages, mut result) = (0, Ok(()));
         for pass in 0.. {
             let (evicted, dirty, _) = self.evict_once(&range, false, true);
@@ -203,7 +203,7 @@ impl<M: Machine, P: Policy> Cache<'_, M, P> {
     /// Writes dirty pages of a file whose frames no other thread has, and which no caller has
     /// pinned: a batch of them, of the frames from `next` on. Returns how many were written, and
     /// the first error. Moves `next`, which is `None` after the last frame.
-    pub fn write_some(&self, file: u32, next: &mut Option<Frame>) -> (u64, Option<M::Error>) {
+    pub fn write_some(&self, file: u32, next: &mut Option<Frame>) -> (u64, Option<E::Error>) {
         let (mut pages, mut count) = ([NO_PAGE; BATCH], 0);
         while let Some(frame) = next.and_then(|from| self.dirty.next(from)) {
             if count == BATCH {

@@ -4,7 +4,7 @@ use super::{Evictor, Policy};
 use crate::frame::{Frame, Key};
 use crate::sync::{AtomicU64, Ordering};
 
-/// CLOCK on the bits of access that faults set, and the machine's own where it has any.
+/// CLOCK on the bits of access that faults set, and the environment's own where it has any.
 #[derive(Debug)]
 pub struct Clock<'a> {
     hand: &'a AtomicU64,

@@ -113,7 +113,7 @@ impl Policy for Lru<'_> {
             if generation > oldest {
                 self.meet(generation);
             } else if evictor.was_referenced(frame) {
-                // The machine has seen an access that caused no fault.
+                // The environment has seen an access that caused no fault.
                 self.fault(frame);
             } else {
                 evictor.take(frame);

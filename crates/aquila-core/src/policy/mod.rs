@@ -43,7 +43,7 @@ pub trait Evictor {
     /// Whether it needs more frames.
     fn wants_more(&self) -> bool;
 
-    /// Whether the page was accessed since the last call, as far as the machine can tell.
+    /// Whether the page was accessed since the last call, as far as the environment can tell.
     fn was_referenced(&mut self, frame: Frame) -> bool;
 
     /// Takes a frame, unless its page cannot leave now. Returns whether it did.

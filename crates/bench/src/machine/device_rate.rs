@@ -32,7 +32,7 @@ const BLOCKS: u32 = 8;
 
 /// How a thread reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ReadMethod {
     /// One read after the other, waiting for each.
     Wait,
     /// This many reads in flight at a time, through `io_uring`.
@@ -94,15 +94,21 @@ impl DeviceRate {
     ///
     /// # Errors
     /// If a read fails or is short, or there is no `io_uring`.
-    pub fn random(&self, threads: usize, way: Way, time: Duration, seed: u64) -> Result<f64> {
+    pub fn random(
+        &self,
+        threads: usize,
+        method: ReadMethod,
+        time: Duration,
+        seed: u64,
+    ) -> Result<f64> {
         let pages = self.bytes / PAGE;
         let place = |thread: usize| {
             let mut random = Random::new(seed.wrapping_mul(1009).wrapping_add(thread as u64));
             move || random.below(pages) * PAGE
         };
-        together(threads, time, |thread, stop, count| match way {
-            Way::Wait => self.read_waiting(place(thread), stop, count),
-            Way::Queue(depth) => {
+        together(threads, time, |thread, stop, count| match method {
+            ReadMethod::Wait => self.read_waiting(place(thread), stop, count),
+            ReadMethod::Queue(depth) => {
                 ring::read(&self.file, PAGE, depth, &mut place(thread), stop, count)
             }
         })
@@ -185,10 +191,10 @@ mod tests {
         let first = |least: f64, rate_of: &dyn Fn(u64) -> f64| {
             (1..=300).map(rate_of).find(|rate| *rate >= least).unwrap()
         };
-        for way in [Way::Wait, Way::Queue(1), Way::Queue(32)] {
+        for method in [ReadMethod::Wait, ReadMethod::Queue(1), ReadMethod::Queue(32)] {
             for threads in [1, 2] {
-                let reads = first(10.0, &|seed| rate.random(threads, way, time, seed).unwrap());
-                assert!(reads < 50e6, "{way:?}, {threads}: {reads}");
+                let reads = first(10.0, &|seed| rate.random(threads, method, time, seed).unwrap());
+                assert!(reads < 50e6, "{method:?}, {threads}: {reads}");
             }
         }
         let sequential = first(1.0, &|_| rate.sequential(time).unwrap());
@@ -201,9 +207,9 @@ mod tests {
         let path = directory.path().join("data");
         let rate = DeviceRate::fill(&path, 16 << 20).unwrap();
         OpenOptions::new().write(true).open(&path).unwrap().set_len(4 << 20).unwrap();
-        for way in [Way::Wait, Way::Queue(8)] {
+        for method in [ReadMethod::Wait, ReadMethod::Queue(8)] {
             // In so short a time a busy machine may not reach the missing part.
-            let read = |seed| rate.random(1, way, Duration::from_millis(50), seed);
+            let read = |seed| rate.random(1, method, Duration::from_millis(50), seed);
             let error = (1..=600).find_map(|seed| read(seed).err()).unwrap();
             assert!(format!("{error:#}").contains("only"), "{error:#}");
         }

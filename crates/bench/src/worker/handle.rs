@@ -16,7 +16,7 @@ use super::Launcher;
 use super::message::{GREETING, Request, Response, Usage};
 use super::pipeline::Stage;
 use super::site::Site;
-use super::whole_file::{Way, Weight};
+use super::whole_file::{LoadMethod, Weight};
 use crate::engine::Setting;
 use crate::machine::MemoryCgroup;
 use crate::machine::memory_cgroup::MemoryUse;
@@ -201,8 +201,8 @@ impl Worker {
     ///
     /// # Errors
     /// As [`open`](Worker::open).
-    pub fn begin_hold(&mut self, way: &Way, path: &Path) -> Result<()> {
-        self.send(&Request::Hold(way.clone(), path.to_owned()))
+    pub fn begin_hold(&mut self, method: &LoadMethod, path: &Path) -> Result<()> {
+        self.send(&Request::Hold(method.clone(), path.to_owned()))
     }
 
     /// The sum of the file that it has.

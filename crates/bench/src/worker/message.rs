@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::pipeline::Stage;
 use super::site::Site;
-use super::whole_file::{Way, Weight};
+use super::whole_file::{LoadMethod, Weight};
 use crate::engine::Setting;
 use crate::machine::kib;
 use crate::workload::{Measured, Plan, Workload};
@@ -39,7 +39,7 @@ pub enum Request {
     /// Close the engine.
     Close,
     /// Get a file, access all of its pages, and keep it.
-    Hold(Way, PathBuf),
+    Hold(LoadMethod, PathBuf),
     /// Access pages of the file that it holds, at random.
     Access(Plan),
     /// Fetch pages from a web server.

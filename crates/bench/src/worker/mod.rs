@@ -32,7 +32,7 @@ pub use setup::Setup;
 pub use site::{Page, Site};
 pub use team::{Member, Team, Terms};
 pub use whole_file::{
-    FileMapping, Way, Weight, make as make_file, sum as sum_of_pages, warm as warm_file,
+    FileMapping, LoadMethod, Weight, make as make_file, sum as sum_of_pages, warm as warm_file,
 };
 
 /// The hidden command by which a worker is started.

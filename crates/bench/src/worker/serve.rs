@@ -75,8 +75,8 @@ fn answer(
         }
         Request::Usage => return Ok(Response::Used(Usage::of("self"))),
         Request::Close => *open = None,
-        Request::Hold(way, path) => {
-            return Ok(Response::Held(held.insert(Held::get(&way, &path)?).sum()?));
+        Request::Hold(method, path) => {
+            return Ok(Response::Held(held.insert(Held::get(&method, &path)?).sum()?));
         }
         Request::Access(plan) => {
             let held = held.as_ref().context("no file is held")?;

@@ -22,7 +22,7 @@ const PAGE: usize = 4096;
 
 /// How a process gets a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Way {
+pub enum LoadMethod {
     /// It reads the file into its own memory.
     Read,
     /// It maps the file and has the kernel populate all of it at once, like the paper's competitor.
@@ -72,13 +72,13 @@ pub(super) enum Held {
 
 impl Held {
     /// Gets a file.
-    pub(super) fn get(way: &Way, path: &Path) -> Result<Held> {
+    pub(super) fn get(method: &LoadMethod, path: &Path) -> Result<Held> {
         let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
-        Ok(match way {
-            Way::Read => Held::File(FileMapping::copy_of(&file)?),
-            Way::Map => Held::File(FileMapping::new(&file)?),
-            Way::MapAtRandom => Held::File(FileMapping::at_random(&file)?),
-            Way::Aquila { cache, direct, monitor } => {
+        Ok(match method {
+            LoadMethod::Read => Held::File(FileMapping::copy_of(&file)?),
+            LoadMethod::Map => Held::File(FileMapping::new(&file)?),
+            LoadMethod::MapAtRandom => Held::File(FileMapping::at_random(&file)?),
+            LoadMethod::Aquila { cache, direct, monitor } => {
                 let only = BackendChoice::Only(Backend::Userfaultfd);
                 let faults = if *monitor { Faults::Monitor } else { Faults::Signal };
                 let options = Options::new(*cache).backend(only).faults(faults);
@@ -87,7 +87,7 @@ impl Held {
                 mapping.advise(vellum_aquila::Advice::Random)?;
                 Held::Aquila(mapping)
             }
-            Way::Daemon(socket) => {
+            LoadMethod::Daemon(socket) => {
                 let loaded = Client::new(socket).load(&file, |_| {})?;
                 Held::Morsel(loaded.morsel.map(Access::Read)?)
             }
@@ -242,28 +242,28 @@ mod tests {
         let path = directory.path().join("file");
         let expected = make(&path, 2 << 20).unwrap();
         warm(&path).unwrap();
-        for way in [Way::Read, Way::Map] {
-            let held = Held::get(&way, &path).unwrap();
-            assert_eq!(held.sum().unwrap(), expected, "{way:?}");
+        for method in [LoadMethod::Read, LoadMethod::Map] {
+            let held = Held::get(&method, &path).unwrap();
+            assert_eq!(held.sum().unwrap(), expected, "{method:?}");
             // Other tests run at the same time, so the process has at least this test's memory.
-            assert!(Weight::now().memory >= 2 << 20, "{way:?}");
+            assert!(Weight::now().memory >= 2 << 20, "{method:?}");
         }
         let plan = Plan { threads: 2, seconds: 0.05, seed: 1 };
         let cache = 1 << 20;
         let kinds = [(false, false), (true, false), (true, true)];
-        let aquila = kinds.map(|(direct, monitor)| Way::Aquila { cache, direct, monitor });
-        for way in [Way::MapAtRandom].iter().chain(&aquila) {
-            let held = match Held::get(way, &path) {
+        let aquila = kinds.map(|(direct, monitor)| LoadMethod::Aquila { cache, direct, monitor });
+        for method in [LoadMethod::MapAtRandom].iter().chain(&aquila) {
+            let held = match Held::get(method, &path) {
                 Ok(held) => held,
                 Err(error) => {
                     println!("left out: {error}");
                     continue;
                 }
             };
-            assert_eq!(held.sum().unwrap(), expected, "{way:?}");
+            assert_eq!(held.sum().unwrap(), expected, "{method:?}");
             plan.until_more_than(100, |plan| held.access(plan).unwrap());
         }
-        let nobody = Way::Daemon(directory.path().join("socket"));
+        let nobody = LoadMethod::Daemon(directory.path().join("socket"));
         assert!(Held::get(&nobody, &path).is_err());
         assert!(make(&path, 5).is_err());
     }

@@ -10,11 +10,11 @@ use anyhow::{Context as _, Result, ensure};
 use crate::context::count;
 use crate::{Context, Experiment};
 use vellum_bench::machine::Storage;
-use vellum_bench::machine::device_rate::{DeviceRate, Way as DeviceWay};
+use vellum_bench::machine::device_rate::{DeviceRate, ReadMethod};
 use vellum_bench::machine::page_cache;
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};
-use vellum_bench::worker::{Cleaner, Launcher, Way, Worker, make_file};
+use vellum_bench::worker::{Cleaner, Launcher, LoadMethod, Worker, make_file};
 use vellum_bench::workload::Plan;
 
 /// The experiment.
@@ -42,15 +42,18 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let launcher = Launcher::this_program()?;
     let _cleaner = Cleaner::start(&launcher)?;
     let ways = [
-        ("mmap", Way::MapAtRandom),
-        ("Aquila", Way::Aquila { cache, direct: true, monitor: false }),
-        ("Aquila, monitored", Way::Aquila { cache, direct: true, monitor: true }),
-        ("Aquila through the page cache", Way::Aquila { cache, direct: false, monitor: false }),
+        ("mmap", LoadMethod::MapAtRandom),
+        ("Aquila", LoadMethod::Aquila { cache, direct: true, monitor: false }),
+        ("Aquila, monitored", LoadMethod::Aquila { cache, direct: true, monitor: true }),
+        (
+            "Aquila through the page cache",
+            LoadMethod::Aquila { cache, direct: false, monitor: false },
+        ),
     ];
     let storage = Storage::fast(ways.len() as u64 * bytes, &context.directory);
     let mut outcome = Outcome::default();
     let mut workers = BTreeMap::new();
-    for (number, (name, way)) in ways.iter().enumerate() {
+    for (number, (name, method)) in ways.iter().enumerate() {
         // Each has a file of its own: the kernel charges a page of its cache to the process that
         // was the first to access it, and the others would have it for nothing.
         let path = storage.directory().join(number.to_string());
@@ -58,7 +61,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         page_cache::drop_cached(&path)?;
         let mut worker = Worker::start(&launcher, name, Some(limit))?;
         // It accesses all pages once.
-        worker.begin_hold(way, &path)?;
+        worker.begin_hold(method, &path)?;
         match worker.held() {
             Ok(held) => ensure!(held == sum, "{name}: the bytes are not those of the file"),
             Err(error) => {
@@ -83,7 +86,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         let (device, mut seeds) = (&device, 1..);
         contestants.push(Contestant::new(label("device pread", threads), move || {
             let time = Duration::from_secs_f64(seconds);
-            device.random(threads, DeviceWay::Wait, time, seeds.next().unwrap_or_default())
+            device.random(threads, ReadMethod::Wait, time, seeds.next().unwrap_or_default())
         }));
     }
     let samples = alternate(context.rounds(), &context.progress, contestants)?;

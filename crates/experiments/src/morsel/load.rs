@@ -14,7 +14,7 @@ use super::daemons::{Running, Source, start_daemons, start_workers, weigh};
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};
-use vellum_bench::worker::{Way, Weight, Worker, make_file, warm_file};
+use vellum_bench::worker::{LoadMethod, Weight, Worker, make_file, warm_file};
 
 /// The experiment.
 pub const MORSEL_LOAD: Experiment = Experiment {
@@ -30,7 +30,7 @@ const PROCESSES: usize = 4;
 /// A way to get the file.
 struct Contender<'a> {
     name: String,
-    way: Way,
+    method: LoadMethod,
     /// The daemon that serves it.
     daemon: Option<&'a Running>,
     /// Whether the daemon has to load the file, once for all processes.
@@ -40,16 +40,16 @@ struct Contender<'a> {
 }
 
 impl<'a> Contender<'a> {
-    fn new(name: &str, way: Way) -> Contender<'a> {
+    fn new(name: &str, method: LoadMethod) -> Contender<'a> {
         let (name, weight) = (name.to_owned(), Cell::default());
-        Contender { name, way, daemon: None, anew: false, weight }
+        Contender { name, method, daemon: None, anew: false, weight }
     }
 
     fn of(daemon: &'a Running, anew: bool) -> Contender<'a> {
         let what = if anew { "first load included" } else { "which has it" };
         let name = format!("from the daemon ({}), {what}", daemon.backend);
-        let way = Way::Daemon(daemon.socket.clone());
-        Contender { daemon: Some(daemon), anew, ..Contender::new(&name, way) }
+        let method = LoadMethod::Daemon(daemon.socket.clone());
+        Contender { daemon: Some(daemon), anew, ..Contender::new(&name, method) }
     }
 
     /// Has all processes get the file at once; loads a second.
@@ -64,7 +64,7 @@ impl<'a> Contender<'a> {
         }
         let start = Instant::now();
         for worker in workers.iter_mut() {
-            worker.begin_hold(&self.way, &file.path)?;
+            worker.begin_hold(&self.method, &file.path)?;
         }
         for worker in workers.iter_mut() {
             ensure!(worker.held()? == file.sum, "the bytes are not those of the file");
@@ -96,8 +96,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let daemons = start_daemons(&directory, bytes, &mut outcome)?;
     let workers = RefCell::new(start_workers(PROCESSES)?);
     let mut contenders = vec![
-        Contender::new("each reads the file", Way::Read),
-        Contender::new("each maps the file", Way::Map),
+        Contender::new("each reads the file", LoadMethod::Read),
+        Contender::new("each maps the file", LoadMethod::Map),
     ];
     for daemon in &daemons {
         contenders.extend([false, true].map(|anew| Contender::of(daemon, anew)));

@@ -14,7 +14,7 @@ use crate::{Context, Experiment};
 use vellum_bench::machine::memory_available;
 use vellum_bench::measure::{Contestant, Samples, alternate};
 use vellum_bench::report::{Axis, Chart, Line, Outcome, Row};
-use vellum_bench::worker::{Way, Worker, make_model, sum_of_pages, warm_file};
+use vellum_bench::worker::{LoadMethod, Worker, make_model, sum_of_pages, warm_file};
 
 /// The experiment.
 pub const MORSEL_START: Experiment = Experiment {
@@ -48,7 +48,7 @@ fn model_for(context: &Context<'_>, directory: &Path) -> Result<Source> {
 /// A way to get the model.
 struct Contender<'a> {
     name: &'static str,
-    way: Way,
+    method: LoadMethod,
     daemon: Option<&'a Running>,
     /// For each of [`NTH`]: seconds until it has the model, and bytes that all have by then.
     times: RefCell<Vec<Samples>>,
@@ -56,10 +56,10 @@ struct Contender<'a> {
 }
 
 impl<'a> Contender<'a> {
-    fn new(name: &'static str, way: Way, daemon: Option<&'a Running>) -> Self {
+    fn new(name: &'static str, method: LoadMethod, daemon: Option<&'a Running>) -> Self {
         let times = NTH.map(|nth| Samples::new(format!("process {nth}, {name}"))).to_vec();
         let memory = RefCell::new(vec![0; NTH.len()]);
-        Contender { name, way, daemon, times: RefCell::new(times), memory }
+        Contender { name, method, daemon, times: RefCell::new(times), memory }
     }
 
     fn of(daemon: &'a Running) -> Self {
@@ -67,7 +67,7 @@ impl<'a> Contender<'a> {
             BackendKind::Kernel => "from the daemon (Morsel)",
             _ => "from the daemon (memfd)",
         };
-        Self::new(name, Way::Daemon(daemon.socket.clone()), Some(daemon))
+        Self::new(name, LoadMethod::Daemon(daemon.socket.clone()), Some(daemon))
     }
 
     /// One process after the other gets the model and keeps it; seconds that the last one takes.
@@ -80,7 +80,7 @@ impl<'a> Contender<'a> {
         for number in 1..=workers.len() {
             let start = Instant::now();
             let worker = &mut workers[number - 1];
-            worker.begin_hold(&self.way, &model.path)?;
+            worker.begin_hold(&self.method, &model.path)?;
             ensure!(worker.held()? == model.sum, "the bytes are not those of the file");
             last = start.elapsed().as_secs_f64();
             if let Some(index) = NTH.iter().position(|nth| *nth == number) {
@@ -132,11 +132,11 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let model = model_for(context, &directory)?;
     let mut outcome = Outcome::default();
     let daemons = start_daemons(&directory, model.bytes, &mut outcome)?;
-    let mut contenders = vec![Contender::new("each maps the file", Way::Map, None)];
+    let mut contenders = vec![Contender::new("each maps the file", LoadMethod::Map, None)];
     let mib = model.bytes >> 20;
     // Copies for all processes, with that of the page cache and other memory.
     if model.bytes * (PROCESSES as u64 + 2) < memory_available() {
-        contenders.insert(0, Contender::new("each reads the file", Way::Read, None));
+        contenders.insert(0, Contender::new("each reads the file", LoadMethod::Read, None));
     } else {
         let note = format!("Not read by each: {PROCESSES} copies of {mib} MiB do not fit.");
         outcome.notes.push(note);

@@ -18,30 +18,30 @@ use crate::shape::Shape;
 use crate::stat::Stat;
 use crate::sys::OfModule;
 
-/// The variable that names another place than [`USUAL_PLACE`].
-const PLACE_VARIABLE: &str = "VELLUM_MORSELS";
+/// The variable that names another folder than [`USUAL_FOLDER`].
+const FOLDER_VARIABLE: &str = "VELLUM_MORSELS";
 
 /// Where the file system is mounted by convention.
-const USUAL_PLACE: &str = "/run/vellum/morsels";
+const USUAL_FOLDER: &str = "/run/vellum/morsels";
 
 /// The interface that this backend speaks.
 const VERSION: u32 = 1;
 
 /// The module's file system: a directory of names.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct MorselFs {
     path: PathBuf,
     directory: OwnedFd,
 }
 
-impl Place {
+impl MorselFs {
     /// The mounted file system.
     ///
     /// # Errors
     /// One line that says why there is none that can be used, and what to do.
     pub(crate) fn find() -> Result<Self, String> {
-        let named = std::env::var_os(PLACE_VARIABLE).filter(|place| !place.is_empty());
-        Self::at(named.unwrap_or_else(|| OsString::from(USUAL_PLACE)).into())
+        let named = std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty());
+        Self::at(named.unwrap_or_else(|| OsString::from(USUAL_FOLDER)).into())
     }
 
     fn at(path: PathBuf) -> Result<Self, String> {
@@ -56,9 +56,9 @@ impl Place {
         if OfModule::new(directory.as_fd()).map_err(unknown)?.is_none() {
             return Err(format!("no morselfs is mounted at {shown}; {mount}"));
         }
-        let place = Self { path, directory };
-        place.check()?;
-        Ok(place)
+        let morselfs = Self { path, directory };
+        morselfs.check()?;
+        Ok(morselfs)
     }
 
     /// Whether the module can do what this backend needs.

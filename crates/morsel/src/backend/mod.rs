@@ -19,7 +19,7 @@ pub struct Probe {
 pub fn probe() -> Vec<Probe> {
     let tried = |backend| {
         let found = match backend {
-            BackendKind::Kernel => kernel::Place::find().map(|place| place.about()),
+            BackendKind::Kernel => kernel::MorselFs::find().map(|morselfs| morselfs.about()),
             BackendKind::Memfd => memfd::try_it(),
         };
         Probe { backend, found }

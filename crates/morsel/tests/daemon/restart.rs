@@ -20,12 +20,12 @@ const DAEMON: &str = "VELLUM_TEST_DAEMON";
 const LIMIT: u64 = 16 << 20;
 
 /// A folder with a daemon's socket and files.
-struct Place {
+struct DaemonFolder {
     folder: tempfile::TempDir,
     backend: BackendKind,
 }
 
-impl Place {
+impl DaemonFolder {
     fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
     }
@@ -68,7 +68,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for DaemonFolder {
     fn drop(&mut self) {
         // The files of a test take memory until they are removed. A test that has already failed
         // must not panic again.
@@ -87,10 +87,10 @@ impl Drop for Process {
 }
 
 /// Runs a test on each backend of this machine.
-fn on_each(test: impl Fn(&Place)) {
+fn on_each(test: impl Fn(&DaemonFolder)) {
     for backend in BackendKind::ALL {
         match Provider::new(BackendChoice::Only(backend)) {
-            Ok(_) => test(&Place { folder: tempfile::tempdir().unwrap(), backend }),
+            Ok(_) => test(&DaemonFolder { folder: tempfile::tempdir().unwrap(), backend }),
             Err(error) => {
                 assert!(backend == BackendKind::Kernel, "{error}");
                 println!("skipped on the backend '{backend}': {error}");
@@ -100,7 +100,7 @@ fn on_each(test: impl Fn(&Place)) {
 }
 
 /// As [`on_each`], but only with the module.
-fn with_names(test: impl Fn(&Place)) {
+fn with_names(test: impl Fn(&DaemonFolder)) {
     on_each(|place| {
         if place.backend == BackendKind::Kernel {
             test(place);

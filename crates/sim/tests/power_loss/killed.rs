@@ -14,7 +14,7 @@ use vellum::Store;
 use vellum_testing::patience::eventually;
 
 use crate::disk::Mapped;
-use crate::place::{DISK_BYTES, Layout, Place, options};
+use crate::mounted_store::{DISK_BYTES, Layout, MountedStore, options};
 use crate::threads::{self, Steps, THREADS};
 
 /// Guests of the lab have this file if they have the disk.
@@ -71,7 +71,7 @@ fn note(name: &str, value: u64) {
 }
 
 /// Mounts what is in a half of the disk. The half is the last field, so that it is dropped last.
-fn mount(layout: Layout, folder: &Path, is_new: bool) -> (Place, Mapped) {
+fn mount(layout: Layout, folder: &Path, is_new: bool) -> (MountedStore, Mapped) {
     let start = if layout == Layout::Raw { DISK_BYTES } else { 0 };
     let name = format!("vellum-killed-{layout:?}");
     let half = Mapped::part(&name, Path::new(DISK), start, DISK_BYTES);
@@ -79,8 +79,8 @@ fn mount(layout: Layout, folder: &Path, is_new: bool) -> (Place, Mapped) {
 }
 
 /// Recovers a store, and compares it with what was acknowledged.
-fn recover(place: &Place, layout: Layout, notes: &Notes) -> (Store, Steps) {
-    let store = Store::open(place.store(), &options(place.log())).unwrap();
+fn recover(mounted: &MountedStore, layout: Layout, notes: &Notes) -> (Store, Steps) {
+    let store = Store::open(mounted.store(), &options(mounted.log())).unwrap();
     let recovery = format!("{:?}", store.recovery());
     let acknowledged = notes.acknowledged(layout);
     match threads::found(&store, acknowledged) {
@@ -106,10 +106,10 @@ fn work() {
     let layout = [Layout::FileSystem, Layout::Raw][notes.number(MACHINES) as usize % 2];
     let (folder, is_new) = (tempdir().unwrap(), !notes.is_made(layout));
     let mounted = mount(layout, folder.path(), is_new);
-    let place = &mounted.0;
+    let mounted = &mounted.0;
     note(MACHINES, notes.number(MACHINES) + 1);
     let (mut store, mut steps) = if is_new {
-        let store = Store::create(place.store(), &options(place.log())).unwrap();
+        let store = Store::create(mounted.store(), &options(mounted.log())).unwrap();
         threads::make_trees(&store);
         note(&format!("{layout:?}"), 1);
         say("lab: ready");
@@ -117,7 +117,7 @@ fn work() {
     } else {
         // The machine may die in the recovery.
         say("lab: ready");
-        recover(place, layout, &notes)
+        recover(mounted, layout, &notes)
     };
     let acknowledge = |thread, steps| note(&name_of(layout, thread), steps);
     if notes.number(MACHINES) % 3 < 2 {
@@ -130,7 +130,7 @@ fn work() {
         // All steps are durable, also those that no thread has waited for.
         let closed = steps.map(|steps| steps + STEPS_OF_OPEN);
         (0..THREADS).for_each(|thread| acknowledge(thread, closed[thread]));
-        (store, steps) = recover(place, layout, &notes);
+        (store, steps) = recover(mounted, layout, &notes);
         assert_eq!(steps, closed, "the steps of a store that was closed");
     }
 }

@@ -15,7 +15,7 @@
 mod disk;
 mod killed;
 mod mark;
-mod place;
+mod mounted_store;
 mod threads;
 
 use std::env;
@@ -27,7 +27,7 @@ use std::sync::Mutex;
 
 use disk::{BEGIN, END, Forced, Loop, Mapped, Moment, Records, is_possible, mark_of};
 use mark::Marker;
-use place::{DISK_BYTES, Layout, options};
+use mounted_store::{DISK_BYTES, Layout, options};
 use tempfile::{TempDir, tempdir_in};
 use threads::Steps;
 use vellum::{Store, StoreBug};
@@ -124,11 +124,11 @@ fn record(folder: &Path, (layout, kind): (Layout, Kind), way: Way, bug: Option<&
     let (sectors, of, to) = (DISK_BYTES / 512, device.display(), log.device.display());
     let name = format!("vellum-recorded-{id}");
     let recorded = Mapped::new(&name, &format!("0 {sectors} log-writes {of} {to}"));
-    let place = layout.mount(&recorded.device(), &folder.join("mounted"), true);
+    let mounted = layout.mount(&recorded.device(), &folder.join("mounted"), true);
     let mut child = Command::new(env::current_exe().unwrap())
         .args(["child", "--exact", "--nocapture"])
-        .env(STORE, place.store())
-        .env(LOG, place.log())
+        .env(STORE, mounted.store())
+        .env(LOG, mounted.log())
         .env(RECORDED, &name)
         .env(WAY, format!("{way:?}"))
         .envs(bug.map(|bug| (PLANTED, bug)))
@@ -140,7 +140,7 @@ fn record(folder: &Path, (layout, kind): (Layout, Kind), way: Way, bug: Option<&
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(ended, "the child has failed");
-    drop((place, recorded));
+    drop((mounted, recorded));
     drop((under, forced, log));
     Records::read(&records, DISK_BYTES)
 }
@@ -173,8 +173,8 @@ impl Restored {
     ) -> Result<Steps, String> {
         records.restore(moment, &self.disk.device(), random);
         let mounted = self.folder.path().join("mounted");
-        let place = self.layout.mount(&self.disk.device(), &mounted, false);
-        let opened = Store::open(place.store(), &options(place.log()));
+        let on_disk = self.layout.mount(&self.disk.device(), &mounted, false);
+        let opened = Store::open(on_disk.store(), &options(on_disk.log()));
         let store = opened.map_err(|error| format!("open: {error}"))?;
         let steps = threads::found(&store, moment.acknowledged)?;
         // The store takes changes again.

@@ -11,7 +11,7 @@ pub struct Page {
     pub key: Key,
     /// The frame.
     pub frame: Frame,
-    /// Whether it has changes that the file has not. Meaningful for [`Machine::unmap`].
+    /// Whether it has changes that the file has not. Meaningful for [`Environment::unmap`].
     pub dirty: bool,
 }
 
@@ -21,9 +21,9 @@ pub struct Page {
 /// no method allocates, panics, or takes a lock that the faulting thread may hold.
 ///
 /// A *run* is pages of one file that follow one another, in order.
-pub trait Machine: Sync {
+pub trait Environment: Sync {
     /// Where a fault wants its page: a mapping.
-    type Place: ?Sized;
+    type Mapping: ?Sized;
 
     /// Why reading, writing or mapping failed.
     type Error: Copy + fmt::Debug;
@@ -37,12 +37,12 @@ pub trait Machine: Sync {
     }
 
     /// Reads a run from its file into its frames, which no page table maps. If there is a place,
-    /// the machine may map the whole run there, for reading only, where that costs less than a call
+    /// the environment may map the whole run there, for reading only, where that costs less than a call
     /// of [`map`](Self::map). Returns whether it has.
     ///
     /// # Errors
     /// What the storage said. The frames' contents do not matter then.
-    fn read(&self, run: &[Page], place: Option<&Self::Place>) -> Result<bool, Self::Error>;
+    fn read(&self, run: &[Page], place: Option<&Self::Mapping>) -> Result<bool, Self::Error>;
 
     /// Writes a run from its frames to its file. No thread changes the frames meanwhile, except
     /// through pins for writing, and by stores of which dirty bits tell afterwards.
@@ -56,16 +56,16 @@ pub trait Machine: Sync {
     ///
     /// # Errors
     /// Why the page cannot be mapped.
-    fn map(&self, run: &[Page], place: &Self::Place, writable: bool) -> Result<(), Self::Error>;
+    fn map(&self, run: &[Page], place: &Self::Mapping, writable: bool) -> Result<(), Self::Error>;
 
     /// Takes write access to the pages away in all mappings and on all processors: with one
-    /// shootdown for all pages. Afterwards every store faults. A machine that
+    /// shootdown for all pages. Afterwards every store faults. An environment that
     /// [tells stores](Self::tells_stores) may leave the access and clear the pages' dirty bits:
     /// afterwards [`was_stored_to`](Self::was_stored_to) tells of every store.
     fn protect(&self, pages: &[Page]);
 
     /// Unmaps the pages, which are in order, in all mappings and on all processors: with one
-    /// shootdown for all. The frames keep their contents. A machine may leave clean pages mapped
+    /// shootdown for all. The frames keep their contents. An environment may leave clean pages mapped
     /// for reading until [`release`](Self::release). One that tells stores unmaps all.
     fn unmap(&self, pages: &[Page]);
 
@@ -76,8 +76,8 @@ pub trait Machine: Sync {
     /// attempt counts from zero.
     fn wait(&self, attempt: u32);
 
-    /// Whether threads of the machine's own write dirty pages ([`Cache::write_some`]). Then no
-    /// thread that needs a frame does: it evicts clean pages only, and asks for more. The machine
+    /// Whether threads of the environment's own write dirty pages ([`Cache::write_some`]). Then no
+    /// thread that needs a frame does: it evicts clean pages only, and asks for more. The environment
     /// must see to it that there are some ([`Cache::taken`]).
     ///
     /// [`Cache::write_some`]: crate::Cache::write_some
@@ -102,7 +102,7 @@ pub trait Machine: Sync {
         false
     }
 
-    /// Whether page tables have dirty bits, and the machine maps pages for writing without a fault
+    /// Whether page tables have dirty bits, and the environment maps pages for writing without a fault
     /// that tells of the store. It does not map pages in [`read`](Self::read) then.
     fn tells_stores(&self) -> bool {
         false

@@ -1,4 +1,4 @@
-//! The keeper: the thread that makes the process' own cache, opens files for it and closes them.
+//! The cache thread makes the process' own cache, opens files for it and closes them.
 //!
 //! It has a table of descriptors of its own, as have the threads that it starts. So the program's
 //! descriptors have the numbers that they would have without a cache, and the program cannot close
@@ -16,15 +16,15 @@ pub(crate) const SIGNALS: u64 = !(1 << 31 | 1 << 32);
 /// How often it was woken.
 static WAKES: AtomicU32 = AtomicU32::new(0);
 
-/// Tells the keeper that there is work.
+/// Tells the cache thread that there is work.
 pub(crate) fn wake() {
     WAKES.fetch_add(1, Ordering::Release);
     system::wake(&WAKES);
 }
 
-/// Starts the keeper, which prepares and then works whenever it was woken. If that is not possible,
-/// or if it cannot have descriptors of its own, `prepare` gets `false`, and nothing more happens.
-/// The caller has blocked [`SIGNALS`], and so the keeper has.
+/// Starts the cache thread, which prepares and then works whenever it was woken. If that is not
+/// possible, or if it cannot have descriptors of its own, `prepare` gets `false`, and nothing more
+/// happens. The caller has blocked [`SIGNALS`], and so the cache thread has.
 pub(crate) fn start<W: FnMut()>(prepare: impl Fn(bool) -> Option<W> + Clone + Send + 'static) {
     let keep = {
         let prepare = prepare.clone();
@@ -37,7 +37,7 @@ pub(crate) fn start<W: FnMut()>(prepare: impl Fn(bool) -> Option<W> + Clone + Se
             }
         }
     };
-    if thread::Builder::new().name("vellum-keeper".to_owned()).spawn(keep).is_err() {
+    if thread::Builder::new().name("vellum-cache".to_owned()).spawn(keep).is_err() {
         prepare(false);
     }
 }

@@ -20,14 +20,14 @@ pub enum Layout {
 
 /// The places of a store that is on a disk, while they are mounted. Fields are dropped in order.
 #[derive(Debug)]
-pub struct Place {
+pub struct MountedStore {
     mounted: Mounted,
     parts: Vec<Mapped>,
 }
 
 impl Layout {
     /// Mounts what is on a disk; makes it first if `is_new`.
-    pub fn mount(self, disk: &Path, folder: &Path, is_new: bool) -> Place {
+    pub fn mount(self, disk: &Path, folder: &Path, is_new: bool) -> MountedStore {
         let parts = match self {
             Layout::FileSystem => Vec::new(),
             Layout::Raw => {
@@ -42,11 +42,11 @@ impl Layout {
         if is_new {
             make_file_system(&file_system);
         }
-        Place { mounted: Mounted::new(&file_system, folder), parts }
+        MountedStore { mounted: Mounted::new(&file_system, folder), parts }
     }
 }
 
-impl Place {
+impl MountedStore {
     pub fn store(&self) -> PathBuf {
         self.parts.first().map_or_else(|| self.mounted.folder.join("store"), Mapped::device)
     }

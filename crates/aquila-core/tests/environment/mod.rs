@@ -1,4 +1,4 @@
-//! A machine for tests: storage, frames and a page table in one state, and the rules that the cache
+//! An environment for tests: storage, frames and a page table in one state, and the rules that the cache
 //! must keep, which panic when they are broken.
 #![allow(dead_code)] // not every test uses all of it
 
@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
 
 use vellum_aquila_core::{
-    Access, AtomicU64, Cache, Counters, Fault, Frame, Key, Layout, Machine, Page, Policy, Tried,
+    Access, AtomicU64, Cache, Counters, Environment, Fault, Frame, Key, Layout, Page, Policy, Tried,
 };
 
 /// A failure that a test has planned.
@@ -39,9 +39,9 @@ pub struct State {
     pub most_in_use: usize,
 }
 
-/// The machine.
+/// The environment.
 #[derive(Debug, Default)]
-pub struct TestMachine {
+pub struct TestEnvironment {
     state: Mutex<State>,
     /// Whether the page table has dirty bits, and every page is mapped for writing.
     has_dirty_bits: bool,
@@ -57,7 +57,7 @@ pub fn interleave() {
     shuttle::sync::atomic::AtomicBool::new(false).load(std::sync::atomic::Ordering::SeqCst);
 }
 
-impl TestMachine {
+impl TestEnvironment {
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -85,8 +85,8 @@ impl TestMachine {
     }
 }
 
-impl Machine for TestMachine {
-    type Place = ();
+impl Environment for TestEnvironment {
+    type Mapping = ();
     type Error = Failure;
 
     fn processor(&self) -> usize {
@@ -247,30 +247,34 @@ impl Memory {
     }
 
     /// A cache that uses `size` of the frames.
-    pub fn cache<P: Policy>(&self, policy: P, size: u32) -> Cache<'_, TestMachine, P> {
-        self.cache_on(TestMachine::default(), policy, size)
+    pub fn cache<P: Policy>(&self, policy: P, size: u32) -> Cache<'_, TestEnvironment, P> {
+        self.cache_on(TestEnvironment::default(), policy, size)
     }
 
     /// One whose page table has dirty bits, so that no fault tells of stores.
-    pub fn cache_with_bits<P: Policy>(&self, policy: P, size: u32) -> Cache<'_, TestMachine, P> {
-        let machine = TestMachine { has_dirty_bits: true, ..TestMachine::default() };
-        self.cache_on(machine, policy, size)
+    pub fn cache_with_bits<P: Policy>(
+        &self,
+        policy: P,
+        size: u32,
+    ) -> Cache<'_, TestEnvironment, P> {
+        let environment = TestEnvironment { has_dirty_bits: true, ..TestEnvironment::default() };
+        self.cache_on(environment, policy, size)
     }
 
     /// One that writes no page in a fault.
-    pub fn cache_apart<P: Policy>(&self, policy: P, size: u32) -> Cache<'_, TestMachine, P> {
-        let machine = TestMachine { writes_apart: true, ..TestMachine::default() };
-        self.cache_on(machine, policy, size)
+    pub fn cache_apart<P: Policy>(&self, policy: P, size: u32) -> Cache<'_, TestEnvironment, P> {
+        let environment = TestEnvironment { writes_apart: true, ..TestEnvironment::default() };
+        self.cache_on(environment, policy, size)
     }
 
     fn cache_on<P: Policy>(
         &self,
-        machine: TestMachine,
+        environment: TestEnvironment,
         policy: P,
         size: u32,
-    ) -> Cache<'_, TestMachine, P> {
-        machine.state().limit = size as usize;
-        Cache::new(self.layout, &self.words, &self.counters, policy, machine, size)
+    ) -> Cache<'_, TestEnvironment, P> {
+        environment.state().limit = size as usize;
+        Cache::new(self.layout, &self.words, &self.counters, policy, environment, size)
     }
 }
 
@@ -286,7 +290,7 @@ pub fn all() -> std::ops::RangeInclusive<Key> {
 }
 
 fn fault<P: Policy>(
-    cache: &Cache<'_, TestMachine, P>,
+    cache: &Cache<'_, TestEnvironment, P>,
     key: Key,
     access: Access,
     ahead: u32,
@@ -295,10 +299,14 @@ fn fault<P: Policy>(
 }
 
 /// What a program's load does: it faults until the page is mapped.
-pub fn load<P: Policy>(cache: &Cache<'_, TestMachine, P>, key: Key, ahead: u32) -> TestResult<u64> {
+pub fn load<P: Policy>(
+    cache: &Cache<'_, TestEnvironment, P>,
+    key: Key,
+    ahead: u32,
+) -> TestResult<u64> {
     loop {
         interleave();
-        if let Some(value) = cache.machine().load(key) {
+        if let Some(value) = cache.environment().load(key) {
             return Ok(value);
         }
         fault(cache, key, Access::Read, ahead)?;
@@ -306,10 +314,14 @@ pub fn load<P: Policy>(cache: &Cache<'_, TestMachine, P>, key: Key, ahead: u32) 
 }
 
 /// What a program's store does.
-pub fn store<P: Policy>(cache: &Cache<'_, TestMachine, P>, key: Key, value: u64) -> TestResult<()> {
+pub fn store<P: Policy>(
+    cache: &Cache<'_, TestEnvironment, P>,
+    key: Key,
+    value: u64,
+) -> TestResult<()> {
     loop {
         interleave();
-        if cache.machine().store(key, value) {
+        if cache.environment().store(key, value) {
             return Ok(());
         }
         fault(cache, key, Access::Write, 0)?;
@@ -319,7 +331,7 @@ pub fn store<P: Policy>(cache: &Cache<'_, TestMachine, P>, key: Key, value: u64)
 /// Accesses a page as a thread does whose faults a handler serves. The handler waits for no thread.
 /// Stores if there is a value. Gives up if a dirty page would have to be written.
 pub fn try_access<P: Policy>(
-    cache: &Cache<'_, TestMachine, P>,
+    cache: &Cache<'_, TestEnvironment, P>,
     key: Key,
     value: Option<u64>,
 ) -> TestResult<Option<u64>> {
@@ -327,17 +339,17 @@ pub fn try_access<P: Policy>(
     loop {
         interleave();
         match value {
-            Some(value) if cache.machine().store(key, value) => return Ok(Some(value)),
+            Some(value) if cache.environment().store(key, value) => return Ok(Some(value)),
             Some(_) => {}
             None => {
-                if let Some(found) = cache.machine().load(key) {
+                if let Some(found) = cache.environment().load(key) {
                     return Ok(Some(found));
                 }
             }
         }
         match cache.try_fault(&Fault { key, access, ahead: 0, used: 0, place: &() })? {
             Tried::Mapped(_) => {}
-            Tried::Busy | Tried::FramesBusy => cache.machine().wait(0),
+            Tried::Busy | Tried::FramesBusy => cache.environment().wait(0),
             Tried::NoFrame => return Ok(None),
         }
     }

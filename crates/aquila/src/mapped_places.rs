@@ -29,14 +29,14 @@ const TAKEN: u64 = 1 << 62;
 const GENERATION: u32 = 30;
 const USERS: u64 = (1 << GENERATION) - 1;
 
-static TABLE: [Place; MOST] = [const { Place::new() }; MOST];
+static TABLE: [MappedPlace; MOST] = [const { MappedPlace::new() }; MOST];
 
 /// Places that were ever used: the others need no look.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Where a part of a file is mapped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct MappedPlace {
     /// The flags above, the generation, and the threads that use the place.
     users: AtomicU64,
     start: AtomicUsize,
@@ -65,7 +65,7 @@ pub(crate) struct Mapped {
     pub writable: bool,
 }
 
-impl Place {
+impl MappedPlace {
     const fn new() -> Self {
         Self {
             users: AtomicU64::new(0),
@@ -120,7 +120,7 @@ impl Place {
     }
 
     /// Closes the place and waits until no thread uses it. Afterwards the addresses are the
-    /// caller's alone. [`Place::forget`] ends the call.
+    /// caller's alone. [`MappedPlace::forget`] ends the call.
     pub(crate) fn close(&self) {
         self.users.fetch_xor(OPEN | TAKEN, Ordering::AcqRel);
         while self.users.load(Ordering::Acquire) & USERS != 0 {
@@ -164,10 +164,10 @@ impl Mapped {
 
 /// A place that stays as it is while this lives.
 #[derive(Debug)]
-pub(crate) struct Use(&'static Place);
+pub(crate) struct Use(&'static MappedPlace);
 
 impl Use {
-    pub(crate) fn place(&self) -> &'static Place {
+    pub(crate) fn place(&self) -> &'static MappedPlace {
         self.0
     }
 }
@@ -184,7 +184,7 @@ pub(crate) fn runs(pages: &[Page]) -> impl Iterator<Item = &[Page]> {
 }
 
 /// The place with a number.
-pub(crate) fn numbered(number: usize) -> &'static Place {
+pub(crate) fn numbered(number: usize) -> &'static MappedPlace {
     &TABLE[number]
 }
 
@@ -194,10 +194,10 @@ fn is_of(users: u64, generation: Generation) -> bool {
 }
 
 /// Enters a mapping in the table. `None` if the table is full.
-pub(crate) fn enter(mapped: &Mapped) -> Option<&'static Place> {
+pub(crate) fn enter(mapped: &Mapped) -> Option<&'static MappedPlace> {
     let generation = generation::current();
     let tagged = u64::from(generation) << GENERATION;
-    let is_taken = |place: &&Place| {
+    let is_taken = |place: &&MappedPlace| {
         let users = place.users.load(Ordering::Relaxed);
         let is_free = users == 0 || !is_of(users, generation);
         let (order, failed) = (Ordering::Acquire, Ordering::Relaxed);
