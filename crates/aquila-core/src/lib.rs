@@ -12,7 +12,7 @@
 //! use std::sync::Mutex;
 //! use vellum_aquila_core::{Access, Cache, Clock, Counters, Fault, Key, Layout, Environment, Page};
 //!
-//! /// An environment whose page tables are sets and whose storage has the number of each page in it.
+//! /// Page tables that are sets, and storage that has the number of each page in it.
 //! #[derive(Default)]
 //! struct Toy {
 //!     reads: AtomicU64,

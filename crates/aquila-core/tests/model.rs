@@ -4,8 +4,8 @@
 //!
 //! Every access to a word of the cache is a scheduling point here, and so is the middle of each
 //! read, write and change of a page table. Shuttle runs each scenario under thousands of schedules,
-//! random ones and ones with few preemptions (PCT). It fails on a broken rule of the test environment,
-//! on a lost store and on a deadlock. It prints a failing schedule; replay it with
+//! random ones and ones with few preemptions (PCT). It fails on a broken rule of the test's
+//! environment, on a lost store and on a deadlock. It prints a failing schedule; replay it with
 //! `shuttle::replay`.
 //! `VELLUM_MODEL_SCHEDULES` sets the number of schedules of each kind (2,000 by default).
 #![cfg(feature = "model")]

@@ -96,7 +96,8 @@ pub(crate) unsafe fn advise(number: usize, advice: c_int) {
     let _ = unsafe { owner(number) }.mapping.advise(advice);
 }
 
-/// Whether the lease of an owner's file is to end. The caller is one that the cache thread has started.
+/// Whether the lease of an owner's file is to end. The caller is a thread that the cache thread has
+/// started.
 ///
 /// # Safety
 /// The owner is not retired.

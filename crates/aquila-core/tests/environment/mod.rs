@@ -1,5 +1,5 @@
-//! An environment for tests: storage, frames and a page table in one state, and the rules that the cache
-//! must keep, which panic when they are broken.
+//! An environment for tests: storage, frames and a page table in one state. It panics when the
+//! cache breaks a rule.
 #![allow(dead_code)] // not every test uses all of it
 
 use std::collections::{HashMap, HashSet};

@@ -41,14 +41,12 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let (bytes, limit) = (FACTOR * cache, cache + cache / STRUCTURES + FIXED);
     let launcher = Launcher::this_program()?;
     let _cleaner = Cleaner::start(&launcher)?;
+    let aquila = |direct, monitor| LoadMethod::Aquila { cache, direct, monitor };
     let ways = [
         ("mmap", LoadMethod::MapAtRandom),
-        ("Aquila", LoadMethod::Aquila { cache, direct: true, monitor: false }),
-        ("Aquila, monitored", LoadMethod::Aquila { cache, direct: true, monitor: true }),
-        (
-            "Aquila through the page cache",
-            LoadMethod::Aquila { cache, direct: false, monitor: false },
-        ),
+        ("Aquila", aquila(true, false)),
+        ("Aquila, monitored", aquila(true, true)),
+        ("Aquila through the page cache", aquila(false, false)),
     ];
     let storage = Storage::fast(ways.len() as u64 * bytes, &context.directory);
     let mut outcome = Outcome::default();
