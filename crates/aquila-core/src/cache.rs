@@ -13,8 +13,9 @@
 //! - a fault of a page that is leaving waits until it is in its file, and then reads it from there;
 //! - a page that cannot be written stays in the cache, dirty, and the error reaches the caller.
 //!
-//! An environment whose page tables have dirty bits is asked for stores where that matters: when a page
-//! is proposed, after it is unmapped, when no more store can come, and before a write-back.
+//! The cache asks an environment whose page tables have dirty bits for stores where that matters:
+//! when a page is proposed, after it is unmapped, when no more store can come, and before a
+//! write-back.
 //!
 //! A thread that waits holds no lock on a frame, and a thread that evicts waits for nothing but its
 //! own I/O. A faulting thread holds at most pins while it waits for a lock. So no circle of threads
@@ -616,8 +617,8 @@ impl<'a, E: Environment, P: Policy> Cache<'a, E, P> {
         }
     }
 
-    /// Asks the environment for stores to a page that no fault has told of. The caller has locked the
-    /// frame, or evicts it.
+    /// Asks the environment for stores to a page that no fault has told of. The caller has locked
+    /// the frame, or evicts it.
     fn learn_stores(&self, page: &mut Page) {
         if !page.dirty && self.environment.was_stored_to(*page) {
             self.mark_dirty(page.frame);

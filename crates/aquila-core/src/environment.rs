@@ -37,8 +37,8 @@ pub trait Environment: Sync {
     }
 
     /// Reads a run from its file into its frames, which no page table maps. If there is a place,
-    /// the environment may map the whole run there, for reading only, where that costs less than a call
-    /// of [`map`](Self::map). Returns whether it has.
+    /// the environment may map the whole run there, for reading only, where that costs less than a
+    /// call of [`map`](Self::map). Returns whether it has.
     ///
     /// # Errors
     /// What the storage said. The frames' contents do not matter then.
@@ -65,8 +65,8 @@ pub trait Environment: Sync {
     fn protect(&self, pages: &[Page]);
 
     /// Unmaps the pages, which are in order, in all mappings and on all processors: with one
-    /// shootdown for all. The frames keep their contents. An environment may leave clean pages mapped
-    /// for reading until [`release`](Self::release). One that tells stores unmaps all.
+    /// shootdown for all. The frames keep their contents. An environment may leave clean pages
+    /// mapped for reading until [`release`](Self::release). One that tells stores unmaps all.
     fn unmap(&self, pages: &[Page]);
 
     /// The contents of the frames are no longer needed. Afterwards no processor reaches them.
@@ -77,8 +77,8 @@ pub trait Environment: Sync {
     fn wait(&self, attempt: u32);
 
     /// Whether threads of the environment's own write dirty pages ([`Cache::write_some`]). Then no
-    /// thread that needs a frame does: it evicts clean pages only, and asks for more. The environment
-    /// must see to it that there are some ([`Cache::taken`]).
+    /// thread that needs a frame does: it evicts clean pages only, and asks for more. The
+    /// environment must see to it that there are some ([`Cache::taken`]).
     ///
     /// [`Cache::write_some`]: crate::Cache::write_some
     /// [`Cache::taken`]: crate::Cache::taken
@@ -102,8 +102,8 @@ pub trait Environment: Sync {
         false
     }
 
-    /// Whether page tables have dirty bits, and the environment maps pages for writing without a fault
-    /// that tells of the store. It does not map pages in [`read`](Self::read) then.
+    /// Whether page tables have dirty bits, and the environment maps pages for writing without a
+    /// fault that tells of the store. It does not map pages in [`read`](Self::read) then.
     fn tells_stores(&self) -> bool {
         false
     }

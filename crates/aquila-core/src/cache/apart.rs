@@ -9,8 +9,8 @@
 //!   one of a clean page, and gives up if there is none or another thread has the page;
 //! - a page is never away while it is written: it is locked, protected, written, and evicted only
 //!   when it is clean. A load finds it meanwhile;
-//! - threads of the environment's own write dirty pages ([`Cache::write_some`]), each those of one file
-//!   at a time, and wait for nothing but that file;
+//! - threads of the environment's own write dirty pages ([`Cache::write_some`]), each those of
+//!   one file at a time, and wait for nothing but that file;
 //! - the environment bounds the dirty pages ([`Cache::taken`]), so that there are clean ones.
 
 use core::ops::RangeInclusive;
