@@ -8,6 +8,20 @@
 //!
 //! There are two [workloads](Workload), which know nothing of each other. [`PLANTS`] are bugs that
 //! the simulator must find: [`run`] switches one on, and a test counts the seeds that it takes.
+//!
+//! ```
+//! use vellum_sim::{Settings, Workload, run, run_with_story};
+//!
+//! let settings = Settings { workload: Some(Workload::Shop), plant: None };
+//! let report = run(7, &settings)?;
+//! assert!(report.crashes > 0 && report.commits > 0);
+//!
+//! // The seed decides everything: the same one does the same, step by step.
+//! let (again, story) = run_with_story(7, &settings);
+//! assert_eq!(again?.trace, report.trace);
+//! assert!(!story.is_empty());
+//! # Ok::<(), vellum_sim::Failure>(())
+//! ```
 
 mod backups;
 mod compactions;
