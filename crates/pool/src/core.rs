@@ -35,7 +35,7 @@ pub(crate) struct Core {
     /// None in a pool without: then all pages lie at their own places on the surface.
     pub(crate) slots: Option<Slots>,
     /// The part of the state words that names slots.
-    slot_mask: SlotMask,
+    pub(crate) slot_mask: SlotMask,
     pub(crate) states: States,
     pub(crate) dirty: DirtyPages,
     pub(crate) parking: ParkingLot,
@@ -336,15 +336,13 @@ impl Core {
         self.address_of(page, self.held(page)).ok_or_else(|| self.damaged_word(page))
     }
 
-    /// As [`address`](Core::address), for a caller that has the state. None if the word names a
-    /// slot that is not the page's.
+    /// As [`address`](Core::address), for a caller that has the state. None if the page is
+    /// not where the word says.
     #[inline(always)]
     pub(crate) fn address_of(&self, page: PageRef, state: &PageState) -> Option<*mut u8> {
         let Some(slots) = &self.slots else { return Some(self.own_address(page.id)) };
-        match state.held_slot(self.slot_mask) {
-            0 => Some(self.own_address(page.id)),
-            slot => slots.is_of(slot, page.id).then(|| slots.address(slot)),
-        }
+        let slot = state.held_slot(self.slot_mask);
+        slots.is_of(slot, page.id).then(|| self.address_in(slots, page.id, slot))
     }
 
     /// Where a page was in memory when its word was `seen`. Mapped in any case, also if the word is

@@ -171,7 +171,7 @@ pub enum PoolError {
     DamagedWord {
         /// The page.
         page: PageRef,
-        /// The slot that the word names.
+        /// The slot that the word names; 0 for the page's place on the surface.
         slot: u64,
         /// The number of slots.
         slots: u64,

@@ -46,7 +46,9 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64 as Setting, AtomicUsize};
 
-use vellum_vm::{Advice, BackendChoice, Entry, HUGE_PAGES, PAGE_SIZE, PageRange, Surface};
+use vellum_vm::{
+    Advice, BackendChoice, Entry, HUGE_PAGES, PAGE_SIZE, PageRange, ReserveError, Surface,
+};
 
 use crate::device::{Device, RegisteredMemory};
 use crate::error::PoolError;
@@ -322,26 +324,33 @@ impl Slots {
         self.count
     }
 
-    /// Whether a page is in the slot, by the record. False of a slot that there is not.
+    /// Whether a page is in the slot, or with 0 on the surface, by the record. False of a slot that
+    /// there is not.
     #[inline(always)]
     pub(crate) fn is_of(&self, slot: u64, page: PageId) -> bool {
         self.owners.is_of(slot, page)
     }
 
-    /// Notes that a page is in a slot which the caller has taken for it.
+    /// Makes room in the record for a file of so many pages; never shrinks.
+    pub(crate) fn grow_record(&self, pages: u64) -> Result<(), ReserveError> {
+        self.owners.grow(pages)
+    }
+
+    /// Notes that a page is in a slot which the caller has taken for it, or with 0 on the surface.
     pub(crate) fn assign(&self, slot: u64, page: PageId) {
         self.owners.set(slot, page);
     }
 
-    /// The slot that a page is in by the record, which the caller holds exclusively. Slow.
+    /// The slot that a page is in by the record, which the caller holds exclusively; 0 if it is on
+    /// the surface. Slow.
     pub(crate) fn find(&self, page: PageId) -> Option<u64> {
         self.owners.find(page)
     }
 
-    /// Notes that the page leaves the slot that it is in. The caller holds the page exclusively,
-    /// and gives the slot back when it has changed the page's word.
-    pub(crate) fn vacate(&self, slot: u64) {
-        self.owners.clear(slot);
+    /// Notes that a page leaves the slot that it is in, or with 0 the surface. The caller holds the
+    /// page exclusively, and gives the slot back when it has changed the page's word.
+    pub(crate) fn vacate(&self, slot: u64, page: PageId) {
+        self.owners.clear(slot, page);
     }
 
     /// The memory of all slots, and addresses behind them for numbers that are none.

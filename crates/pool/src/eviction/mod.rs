@@ -18,6 +18,7 @@ use crate::error::PoolError;
 use crate::eviction::write_back::{HeldPages, Writer};
 use crate::page::PageRef;
 use crate::page::state::{Leave, State};
+use crate::residence::PlacedPage;
 use crate::statistics::counters::Event;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait};
 
@@ -236,9 +237,9 @@ impl Eviction {
         let results = core.evict(&locked);
 
         let mut evicted = Evicted::default();
-        for (page, _) in locked.iter().zip(results).filter(|(_, result)| result.is_ok()) {
+        for (placed, _) in locked.iter().zip(results).filter(|(_, result)| result.is_ok()) {
             evicted.pages += 1;
-            evicted.frames += u64::from(page.frames);
+            evicted.frames += u64::from(placed.page.frames);
         }
         core.counters.add(Event::Evict, evicted.pages);
         core.budget.put_back(evicted.frames);
@@ -288,7 +289,7 @@ impl Eviction {
         clean: &[PageRef],
         dirty: HeldPages<'_>,
         written: &[bool],
-    ) -> Vec<PageRef> {
+    ) -> Vec<PlacedPage> {
         let mut locked = Vec::with_capacity(clean.len() + written.len());
         for &page in clean {
             let (state, seen) = self.core.look_at_known(page);
@@ -296,16 +297,14 @@ impl Eviction {
                 // The page may have been freed since, and another page may have its place.
                 if !self.core.policy.contains(page) {
                     self.core.unlock(page, Leave::Unlocked, false);
-                } else if self.is_sound(page) {
-                    locked.push(page);
+                } else {
+                    locked.extend(self.placed(page));
                 }
             }
         }
         for (page, &written) in dirty.take().into_iter().zip(written) {
             if written && self.core.held(page).try_upgrade() {
-                if self.is_sound(page) {
-                    locked.push(page);
-                }
+                locked.extend(self.placed(page));
             } else {
                 self.core.unlock_shared(page);
                 if !written {
@@ -316,15 +315,15 @@ impl Eviction {
         locked
     }
 
-    /// Whether the word of a page that this thread holds exclusively is sound. Otherwise the page
-    /// stays, and is unlocked.
-    fn is_sound(&self, page: PageRef) -> bool {
-        let is_sound = self.core.is_sound(page);
-        if !is_sound {
+    /// Where a page is that this thread holds exclusively. If its word is damaged, the page stays,
+    /// and is unlocked.
+    fn placed(&self, page: PageRef) -> Option<PlacedPage> {
+        let placed = self.core.placed(page);
+        if placed.is_none() {
             let error = self.core.refuse_exclusive(page, false);
             *lock(&self.failure) = Some(error.to_string());
         }
-        is_sound
+        placed
     }
 
     /// Wakes a background thread if frames run short.

@@ -5,7 +5,7 @@ pub(crate) mod dirty_pages;
 pub mod format;
 pub(crate) mod frame_states;
 mod frame_tables;
-mod page_bits;
+pub(crate) mod page_bits;
 pub(crate) mod parking;
 pub mod state;
 pub(crate) mod states;

@@ -79,6 +79,7 @@ impl PageBits {
         (self.word(bit / WORD_BITS), 1 << (bit % WORD_BITS))
     }
 
+    #[inline]
     pub(crate) fn contains(&self, bit: u64) -> bool {
         let (word, mask) = self.bit(bit);
         word.load(Ordering::SeqCst) & mask != 0

@@ -122,6 +122,11 @@ impl Word {
         self.0 & mask.0
     }
 
+    /// Of a page that is in no slot.
+    pub(crate) const fn without_slot(self, mask: SlotMask) -> Word {
+        Word(self.0 & !mask.0)
+    }
+
     /// Of a page that is not resident and has no word of its own.
     pub(crate) const EVICTED: Word = Word(EVICTED << STATE_SHIFT);
     /// Of a page that is not allocated and has no word of its own.
@@ -141,6 +146,11 @@ impl Word {
     /// Whether no thread has written the word, since its memory was last given back.
     pub(crate) const fn is_untouched(self) -> bool {
         self.0 == 0
+    }
+
+    /// As [`is_untouched`](Self::is_untouched), but for the slot that a damaged word names.
+    pub(crate) const fn has_no_version(self, mask: SlotMask) -> bool {
+        self.without_slot(mask).is_untouched()
     }
 
     /// As it will be when the thread that just claims the frame has locked it.
@@ -432,7 +442,8 @@ impl PageState {
         let held = Word(self.0.load(Ordering::Relaxed));
         debug_assert_eq!(held.state(), State::Inner);
         // No other thread changes an inner word.
-        self.0.store(held.next_version(mask).with_raw_state(FREE).0, Ordering::Release);
+        let free = held.next_version(mask).without_slot(mask).with_raw_state(FREE);
+        self.0.store(free.0, Ordering::Release);
     }
 
     /// Makes a word locked, or with `inner` part of the page before it, whatever it was: the caller

@@ -317,7 +317,7 @@ impl StateArray {
             if seen.state() != State::Evicted || !state.try_lock(seen) {
                 break;
             }
-            if seen.is_untouched() {
+            if seen.has_no_version(mask) {
                 self.begin_version(PageId(page), state);
             }
             newest = newest.later(state.load(), first);
@@ -325,7 +325,8 @@ impl StateArray {
         }
         let all = end == pages.end;
         if all {
-            let next = newest.next_version(mask).version();
+            // Without a slot, which a damaged word may name: all words would begin with it.
+            let next = newest.next_version(mask).without_slot(mask).version();
             self.first_version(group).store(next, Ordering::Release);
             // Before the memory goes: from then on threads begin with words, and set it.
             self.used.clear(group);

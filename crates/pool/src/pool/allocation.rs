@@ -74,7 +74,7 @@ impl Pool {
         let mut reserved = self.eviction.reserve(PageRef::new(0, frames))?;
         let Some(page) = take(self)? else { return Ok(None) };
         match self.core.claim_unallocated(page, &mut reserved) {
-            Err(error @ PoolError::Populate { .. }) => {
+            Err(error @ (PoolError::Populate { .. } | PoolError::DamagedWord { .. })) => {
                 self.give_place_up(page)?;
                 return Err(error);
             }
@@ -85,6 +85,8 @@ impl Pool {
         }
         reserved.keep();
         self.core.admit(page);
+        // A word that was damaged since is right again, and the caller gets the page.
+        let _ = self.core.check_word(page);
         self.core.counters.count(Event::Allocate);
         ExclusiveGuard::new(&self.core, self.core.held(page), page, true).map(Some)
     }
@@ -106,6 +108,8 @@ impl Pool {
         self.core.claim_unallocated(page, &mut reserved)?;
         reserved.keep();
         self.core.admit(page);
+        // As in `allocate_in`: otherwise a page of zeros would stay.
+        let _ = self.core.check_word(page);
         let mut guard = ExclusiveGuard::new(&self.core, self.core.held(page), page, true)?;
         guard.copy_from_slice(bytes);
         Ok(())
@@ -233,6 +237,7 @@ impl Pool {
 
     fn grow_to(&self, pages: u64) -> Result<u64, PoolError> {
         self.core.surface.grow(pages)?;
+        self.core.slots.as_ref().map_or(Ok(()), |slots| slots.grow_record(pages))?;
         self.core.states.grow(pages)?;
         self.core.dirty.grow(pages)?;
         self.device.resize(pages).map_err(PoolError::Resize)?;
@@ -431,10 +436,10 @@ impl Pool {
             self.core.unlock(page, Leave::Unlocked, false);
             return Err(PoolError::WrongSize(page));
         }
-        if !self.core.is_sound(page) {
+        let Some(placed) = self.core.placed(page) else {
             return Err(self.core.refuse_exclusive(page, false));
-        }
-        let released = self.core.release_freed(page);
+        };
+        let released = self.core.release_freed(placed);
         released.map_err(|source| PoolError::Release { page, source })?;
         self.core.budget.put_back(u64::from(page.frames));
         self.return_place(page)

@@ -12,7 +12,7 @@ use crate::page::PageRef;
 use crate::page::state::{Leave, PageState, State, Word};
 use crate::pool::Pool;
 use crate::pool::fix::SharedGuard;
-use crate::residence::{ClaimOutcome, InnerBefore, RETRIES};
+use crate::residence::{ClaimOutcome, RETRIES, Undo};
 use crate::statistics::counters::Event;
 use crate::sync::{Mutex, lock};
 
@@ -51,16 +51,16 @@ pub(crate) enum PrepareOutcome {
 struct Claimed<'a> {
     pool: &'a Pool,
     page: PageRef,
-    /// The states of the inner frames before the claim; none once the read has succeeded.
-    inner_before: Option<InnerBefore>,
+    /// None once the read has succeeded.
+    undo: Option<Undo>,
     /// The page's frames, which go back to the budget after the claim was undone.
     reserved: Option<ReservedPage<'a>>,
 }
 
 impl Drop for Claimed<'_> {
     fn drop(&mut self) {
-        if let Some(before) = self.inner_before.take() {
-            self.pool.core.unclaim(self.page, before);
+        if let Some(undo) = self.undo.take() {
+            self.pool.core.unclaim(self.page, undo);
         }
     }
 }
@@ -73,7 +73,8 @@ impl Claimed<'_> {
             Some(reserved) => reserved,
             None => pool.eviction.reserve(page)?,
         };
-        let (surface, place) = core.place_claimed(page, self.reserved.insert(reserved));
+        let undo = self.undo.as_mut().expect("the claim stands until the read has ended");
+        let (surface, place) = core.place_claimed(page, self.reserved.insert(reserved), undo);
         let result = match core.format.is_pending(page) && core.needs_no_read(page) {
             true => Err(io::Error::other("the file does not have it")),
             false => {
@@ -85,7 +86,7 @@ impl Claimed<'_> {
             }
         };
         core.finish_read(page, result, true)?;
-        self.inner_before = None;
+        self.undo = None;
         self.reserved.take().into_iter().for_each(ReservedPage::keep);
         core.counters.count(Event::Miss);
         Ok(())
@@ -149,8 +150,8 @@ impl Pool {
         let reserved =
             core.claim_brings_memory().then(|| self.eviction.reserve(page)).transpose()?;
         match core.claim(page, state, seen)? {
-            ClaimOutcome::Ours(before) => {
-                Ok(Some(Claimed { pool: self, page, inner_before: Some(before), reserved }))
+            ClaimOutcome::Ours(undo) => {
+                Ok(Some(Claimed { pool: self, page, undo: Some(undo), reserved }))
             }
             ClaimOutcome::Lost => Ok(None),
             ClaimOutcome::Blocked => {
@@ -250,17 +251,17 @@ impl Pool {
             Err(Unreserved::NoFrames) => return Ok(PrepareOutcome::NotNow),
             Err(Unreserved::NoMemory) => return Ok(PrepareOutcome::NoMemory),
         };
-        let before = match self.core.claim(page, state, seen)? {
-            ClaimOutcome::Ours(before) => before,
+        let mut undo = match self.core.claim(page, state, seen)? {
+            ClaimOutcome::Ours(undo) => undo,
             ClaimOutcome::Lost => return Ok(PrepareOutcome::NotNow),
             ClaimOutcome::Blocked => return Ok(PrepareOutcome::Blocked),
         };
         let in_slot = reserved.is_in_slot();
-        let (_, place) = self.core.place_claimed(page, &mut reserved);
+        let (_, place) = self.core.place_claimed(page, &mut reserved, &mut undo);
         reserved.keep();
         let started = Instant::now();
-        let (core, inner_before) = (self.core.clone(), Some(before));
-        let read = AsyncRead { core, page, in_slot, inner_before, failure };
+        let (core, undo) = (self.core.clone(), Some(undo));
+        let read = AsyncRead { core, page, in_slot, undo, failure };
         let done = ReadDone::new(move |result| {
             read.core.read_latency.record(started.elapsed(), 1);
             read.complete(result, event);
@@ -328,8 +329,8 @@ struct AsyncRead {
     core: Arc<Core>,
     page: PageRef,
     in_slot: bool,
-    /// The states of the inner frames before the claim; none once the page is published.
-    inner_before: Option<InnerBefore>,
+    /// None once the page is published.
+    undo: Option<Undo>,
     failure: Option<Arc<LoadFailure>>,
 }
 
@@ -339,7 +340,7 @@ impl AsyncRead {
         // A repair keeps other reads waiting. If the page is only read ahead, its fix repairs it.
         match self.core.finish_read(self.page, result, event != Event::Prefetch) {
             Ok(()) => {
-                self.inner_before = None;
+                self.undo = None;
                 self.core.counters.count(event);
                 self.core.unlock(self.page, Leave::Unlocked, false);
             }
@@ -357,10 +358,10 @@ impl AsyncRead {
 
 impl Drop for AsyncRead {
     fn drop(&mut self) {
-        let Some(before) = self.inner_before.take() else { return };
+        let Some(undo) = self.undo.take() else { return };
         let source = io::Error::other("the page format panicked while it checked the page");
         self.fail(PoolError::Read { page: self.page, source });
-        self.core.unclaim(self.page, before);
+        self.core.unclaim(self.page, undo);
         self.core.put_reserved_back(self.page.frames, self.in_slot);
     }
 }

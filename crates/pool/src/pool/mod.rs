@@ -98,7 +98,11 @@ impl Pool {
         let use_slots = use_slots.filter(|_| surface.backend() != BackendKind::Exmap);
         let huge = options.huge_pages == HugePages::Auto && max_frames >= HugeChunks::MIN_FRAMES;
         let sizes = (frames, max_frames);
-        let new_slots = |when| Slots::new(options.slot_frames, sizes, when, huge, &*device);
+        let new_slots = |when| {
+            let slots = Slots::new(options.slot_frames, sizes, when, huge, &*device)?;
+            slots.grow_record(pages)?;
+            Ok::<_, PoolError>(slots)
+        };
         let slots = match use_slots.map(new_slots).transpose() {
             Err(error) if use_slots == Some(UseSlots::WhenOutgrown) => {
                 tracing::warn!("the pool finds pages by the MMU alone: {error}");

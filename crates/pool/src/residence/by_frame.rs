@@ -9,7 +9,7 @@
 
 use vellum_vm::{Entry, Errno, PageRange};
 
-use super::protocol::{ClaimOutcome, InnerBefore, Protocol};
+use super::protocol::{ClaimOutcome, Protocol, Undo};
 use crate::core::Core;
 use crate::error::PoolError;
 use crate::page::PageRef;
@@ -42,7 +42,7 @@ impl Protocol for FrameStates {
         Ok(())
     }
 
-    fn unclaim(&self, core: &Core, page: PageRef, _before: InnerBefore) {
+    fn unclaim(&self, core: &Core, page: PageRef, _undo: Undo) {
         self.unclaim(&core.surface, &core.parking, page);
     }
 
@@ -88,7 +88,10 @@ impl Protocol for FrameStates {
 
 fn outcome(claim: Claim) -> Result<ClaimOutcome, Errno> {
     match claim {
-        Claim::Ours => Ok(ClaimOutcome::Ours(InnerBefore::default())),
+        Claim::Ours => {
+            let (head, inner) = (Leave::Evicted, Vec::new());
+            Ok(ClaimOutcome::Ours(Undo { head, inner, slot: None }))
+        }
         Claim::Lost => Ok(ClaimOutcome::Lost),
         Claim::Blocked => Ok(ClaimOutcome::Blocked),
         Claim::Failed(errno) => Err(errno),

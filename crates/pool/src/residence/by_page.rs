@@ -7,11 +7,10 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::iter;
 
 use vellum_vm::{Entry, Errno};
 
-use super::protocol::{ClaimOutcome, InnerBefore, Protocol, inner_pages};
+use super::protocol::{ClaimOutcome, Protocol, Undo, inner_pages};
 use crate::core::Core;
 use crate::error::PoolError;
 use crate::page::PageRef;
@@ -45,24 +44,21 @@ impl Protocol for StateArray {
     }
 
     fn zero(&self, core: &Core, page: PageRef) -> Result<(), PoolError> {
-        populate_zeroed(core, page).map_err(|source| {
-            core.release_small(&mut [Entry::new(page.range())]);
-            unlock_inner(core, page, iter::repeat(Leave::Free));
-            core.unlock(page, Leave::Free, false);
-            PoolError::Populate { page, source }
-        })
+        populate_zeroed(core, page).map_err(|source| PoolError::Populate { page, source })
     }
 
     /// If the kernel refuses to release the memory, the next claim of the page finds it there.
-    fn unclaim(&self, core: &Core, page: PageRef, before: InnerBefore) {
-        let slot = core.true_slot(page);
-        if slot == 0 {
+    fn unclaim(&self, core: &Core, page: PageRef, undo: Undo) {
+        let in_slot = undo.slot.filter(|slot| *slot > 0);
+        if in_slot.is_none() {
             core.release_small(&mut [Entry::new(page.range())]);
         }
-        core.vacate(slot);
-        unlock_inner(core, page, before.0);
-        core.unlock(page, Leave::Evicted, false);
-        if let (Some(slots), 1..) = (&core.slots, slot) {
+        if let Some(slot) = undo.slot {
+            core.vacate(page, slot);
+        }
+        unlock_inner(core, page, undo.inner);
+        core.unlock(page, undo.head, false);
+        if let (Some(slots), Some(slot)) = (&core.slots, in_slot) {
             slots.give_back(slot);
         }
     }
@@ -74,7 +70,7 @@ impl Protocol for StateArray {
         state: &PageState,
         seen: Word,
     ) -> Result<Option<bool>, PoolError> {
-        if !self.try_lock_absent(page, state, seen) {
+        if !self.try_lock_absent(core, page, state, seen) {
             return Ok(None);
         }
         core.unlock(page, Leave::Free, false);
@@ -110,11 +106,11 @@ impl StateArray {
         seen: Word,
         leave: Leave,
     ) -> ClaimOutcome {
-        if !self.try_lock_absent(page, state, seen) {
+        if !self.try_lock_absent(core, page, state, seen) {
             return ClaimOutcome::Lost;
         }
         match self.lock_inner(core, page) {
-            Some(before) => ClaimOutcome::Ours(before),
+            Some(inner) => ClaimOutcome::Ours(Undo { head: leave, inner, slot: None }),
             None => {
                 core.unlock(page, leave, false);
                 ClaimOutcome::Blocked
@@ -124,20 +120,20 @@ impl StateArray {
 
     /// Locks a page that is not resident, and whose word was `seen`. A word that was zero gets the
     /// version with which it begins.
-    fn try_lock_absent(&self, page: PageRef, state: &PageState, seen: Word) -> bool {
+    fn try_lock_absent(&self, core: &Core, page: PageRef, state: &PageState, seen: Word) -> bool {
         let locked = state.try_lock(seen);
-        if locked && seen.is_untouched() {
+        if locked && seen.has_no_version(core.slot_mask) {
             self.begin_version(page.id, state);
         }
         locked
     }
 
-    /// Locks the inner frames of a page; the caller holds the head. None if one of the inner frames
-    /// is resident or in transit; then nothing changed.
-    fn lock_inner(&self, core: &Core, page: PageRef) -> Option<InnerBefore> {
+    /// Locks the inner frames of a page, and returns their states; the caller holds the head. None
+    /// if one of the inner frames is resident or in transit; then nothing changed.
+    fn lock_inner(&self, core: &Core, page: PageRef) -> Option<Vec<Leave>> {
         let mut before = Vec::with_capacity(page.frames as usize - 1);
         for (inner, state, seen) in core.inner(page) {
-            match absent(seen).filter(|_| self.try_lock_absent(inner, state, seen)) {
+            match absent(seen).filter(|_| self.try_lock_absent(core, inner, state, seen)) {
                 Some(leave) => before.push(leave),
                 None => {
                     unlock_inner(core, page, before);
@@ -145,7 +141,7 @@ impl StateArray {
                 }
             }
         }
-        Some(InnerBefore(before))
+        Some(before)
     }
 }
 

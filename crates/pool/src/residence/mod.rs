@@ -35,7 +35,7 @@ mod protocol;
 mod slot_check;
 
 use protocol::inner_pages;
-pub(crate) use protocol::{ClaimOutcome, InnerBefore};
+pub(crate) use protocol::{ClaimOutcome, PlacedPage, Undo};
 
 /// Retries, a millisecond or so apart, for a frame that another thread has locked through a stale
 /// reference. That thread unlocks the frame when its read has ended, if not before.
@@ -71,9 +71,9 @@ impl Core {
     /// Then the word is as it should be.
     fn check_claim(&self, page: PageRef, outcome: ClaimOutcome) -> Result<ClaimOutcome, PoolError> {
         match outcome {
-            ClaimOutcome::Ours(before) if self.held_slot(page) > 0 => {
+            ClaimOutcome::Ours(undo) if self.held_slot(page) > 0 => {
                 let error = self.damaged_word(page);
-                self.unclaim(page, before);
+                self.unclaim(page, undo);
                 Err(error)
             }
             outcome => Ok(outcome),
@@ -97,8 +97,8 @@ impl Core {
         for _ in 0..RETRIES {
             let outcome = self.protocol().claim_unallocated(self, page);
             let outcome = outcome.map_err(|errno| no_memory(page, errno))?;
-            if let ClaimOutcome::Ours(_) = self.check_claim(page, outcome)? {
-                return self.fill_unallocated(page, reserved);
+            if let ClaimOutcome::Ours(undo) = self.check_claim(page, outcome)? {
+                return self.fill_unallocated(page, reserved, undo);
             }
             if is_settled(self.look_at_known(page))
                 || self.inner(page).any(|(_, state, seen)| is_settled((state, seen)))
@@ -124,31 +124,40 @@ impl Core {
         &self,
         page: PageRef,
         reserved: &mut ReservedPage<'_>,
+        undo: &mut Undo,
     ) -> (&Surface, u64) {
-        match (&self.slots, reserved.take_slot()) {
-            (Some(slots), Some(slot)) => {
-                slots.assign(slot, page.id);
-                self.held(page).set_slot(slot);
-                (slots.surface(), slots.place(slot))
-            }
-            _ => (&self.surface, page.id.0),
+        let Some(slots) = &self.slots else { return (&self.surface, page.id.0) };
+        let slot = reserved.take_slot().unwrap_or(0);
+        undo.slot = Some(slot);
+        slots.assign(slot, page.id);
+        if slot == 0 {
+            return (&self.surface, page.id.0);
         }
+        self.held(page).set_slot(slot);
+        (slots.surface(), slots.place(slot))
     }
 
-    /// Gives a locked page that is being allocated its memory, and joins its frames.
+    /// Gives a locked page that is being allocated its memory, and joins its frames. Undoes the
+    /// claim if there is no memory.
     fn fill_unallocated(
         &self,
         page: PageRef,
         reserved: &mut ReservedPage<'_>,
+        mut undo: Undo,
     ) -> Result<(), PoolError> {
-        if reserved.is_in_slot() {
-            self.place_claimed(page, reserved);
-            let address = self.address(page)?;
-            // SAFETY: the page lies in its slot, which is mapped, and is held exclusively; what
-            // optimistic readers read of it is discarded.
-            unsafe { address.write_bytes(0, page.bytes()) };
-        } else {
-            self.protocol().zero(self, page)?;
+        self.place_claimed(page, reserved, &mut undo);
+        match (&self.slots, undo.slot) {
+            (Some(slots), Some(slot @ 1..)) => {
+                // SAFETY: the slot is mapped, and the page's, which is held exclusively; what
+                // optimistic readers read of it is discarded.
+                unsafe { slots.address(slot).write_bytes(0, page.bytes()) };
+            }
+            _ => {
+                if let Err(error) = self.protocol().zero(self, page) {
+                    self.unclaim(page, undo);
+                    return Err(error);
+                }
+            }
         }
         self.join(page);
         Ok(())
@@ -266,10 +275,10 @@ impl Core {
         }
     }
 
-    /// Undoes the claim of a page that was not admitted: the page is evicted, without memory and
-    /// unlocked. The reference to it may be wrong, so the inner frames get back their states.
-    pub(crate) fn unclaim(&self, page: PageRef, before: InnerBefore) {
-        self.protocol().unclaim(self, page, before);
+    /// Undoes the claim of a page that was not admitted: the page is without memory and unlocked.
+    /// It gets back its state, and so do its inner frames: the reference to it may be wrong.
+    pub(crate) fn unclaim(&self, page: PageRef, undo: Undo) {
+        self.protocol().unclaim(self, page, undo);
     }
 
     /// Gives the frames of a page back that has left: its slot, or those of the surface. The caller
@@ -282,28 +291,26 @@ impl Core {
         }
     }
 
-    /// Notes that a page which the caller holds exclusively leaves its slot, if it is in one.
-    fn vacate(&self, slot: u64) {
-        if let (Some(slots), 1..) = (&self.slots, slot) {
-            slots.vacate(slot);
+    /// Notes that a page which the caller holds exclusively leaves its slot, or with 0 the surface.
+    fn vacate(&self, page: PageRef, slot: u64) {
+        if let Some(slots) = &self.slots {
+            slots.vacate(slot, page.id);
         }
     }
 
     /// Releases the memory of admitted pages, with one call for all, and evicts the pages; one
-    /// result for each. The caller holds the pages exclusively, and has checked their words; no
-    /// reference to their bytes is left.
+    /// result for each. The caller holds the pages exclusively; no reference to their bytes is
+    /// left.
     ///
     /// EBUSY is an ordinary answer: the page lies in a huge page that is pinned for I/O or that the
     /// collapser is building, or, on exmap, the page's own I/O still pins it. A page whose release
     /// fails stays resident, unlocked.
-    pub(crate) fn evict(&self, pages: &[PageRef]) -> Vec<Result<(), Errno>> {
+    pub(crate) fn evict(&self, pages: &[PlacedPage]) -> Vec<Result<(), Errno>> {
         let protocol = self.protocol();
-        pages.iter().for_each(|page| protocol.begin_release(self, *page, Leave::Evicted));
-        let slots: Vec<u64> = pages.iter().map(|page| self.held_slot(*page)).collect();
-        slots.iter().for_each(|slot| self.vacate(*slot));
-        let on_surface = pages.iter().zip(&slots).filter(|(_, slot)| **slot == 0);
+        pages.iter().for_each(|placed| protocol.begin_release(self, placed.page, Leave::Evicted));
+        let on_surface = pages.iter().filter(|placed| placed.slot == 0);
         let mut entries: Vec<Entry> =
-            on_surface.map(|(page, _)| protocol.entry(self, *page)).collect();
+            on_surface.map(|placed| protocol.entry(self, placed.page)).collect();
         match &self.huge {
             Some(huge) => {
                 huge.release(&self.surface, &mut entries, |entries| self.release_small(entries));
@@ -311,13 +318,12 @@ impl Core {
             None => self.release_small(&mut entries),
         }
         let mut released = entries.into_iter().map(|entry| entry.result);
-        let results = pages.iter().zip(&slots).map(|(page, slot)| {
-            let result = match slot {
+        let results = pages.iter().map(|placed| {
+            let result = match placed.slot {
                 0 => released.next().expect("each page on the surface has an entry"),
                 _ => Ok(()),
             };
-            self.end_release(*page, Leave::Evicted, result)
-                .inspect(|()| self.give_back_frames(*page, *slot))
+            self.end_release(*placed, Leave::Evicted, result)
         });
         results.collect()
     }
@@ -325,8 +331,8 @@ impl Core {
     /// As [`evict`](Core::evict), for one page that is freed. Where `evict` would say EBUSY, this
     /// waits a little, because no later eviction retries. If the release fails all the same, the
     /// page stays resident, unlocked.
-    pub(crate) fn release_freed(&self, page: PageRef) -> io::Result<()> {
-        let slot = self.held_slot(page);
+    pub(crate) fn release_freed(&self, placed: PlacedPage) -> io::Result<()> {
+        let PlacedPage { page, slot } = placed;
         self.protocol().begin_release(self, page, Leave::Free);
         let mut entry = self.protocol().entry(self, page);
         match &self.huge {
@@ -337,10 +343,7 @@ impl Core {
             }
             None => self.release_small(slice::from_mut(&mut entry)),
         }
-        self.vacate(slot);
-        self.end_release(page, Leave::Free, entry.result)?;
-        self.give_back_frames(page, slot);
-        Ok(())
+        Ok(self.end_release(placed, Leave::Free, entry.result)?)
     }
 
     /// Frees an evicted page whose word was `seen`. None if the word has changed; false if a thread
@@ -372,15 +375,14 @@ impl Core {
             slots.give_back(to);
             return false;
         }
-        let from = self.held_slot(page);
+        let Some(PlacedPage { slot: from, .. }) = self.placed(page) else {
+            self.refuse_exclusive(page, false);
+            slots.give_back(to);
+            return false;
+        };
         // Another page may be in its place since. If that is in a slot, too, it has this length.
         if from == 0 {
             self.unlock(page, Leave::Unlocked, false);
-            slots.give_back(to);
-            return false;
-        }
-        if !self.is_sound(page) {
-            self.refuse_exclusive(page, false);
             slots.give_back(to);
             return false;
         }
@@ -392,22 +394,24 @@ impl Core {
         // and the other slot is this thread's; what optimistic readers read of it is discarded.
         unsafe { slots.address(from).copy_to_nonoverlapping(slots.address(to), bytes) };
         interleave();
-        slots.vacate(from);
+        slots.vacate(from, page.id);
         self.unlock(page, Leave::Unlocked, false);
         slots.give_back(from);
         true
     }
 
-    /// Ends the exclusive hold of a page after its release, which may have failed.
+    /// Ends the exclusive hold of a page after its release, which may have failed. If not, its slot
+    /// or its frames of the surface go back.
     ///
     /// After a release the inner frames are free, even if the page itself is only evicted: none of
     /// them is a page, and a reader with a stale reference to one must not fault it in.
     fn end_release(
         &self,
-        page: PageRef,
+        placed: PlacedPage,
         leave: Leave,
         released: Result<(), Errno>,
     ) -> Result<(), Errno> {
+        let PlacedPage { page, slot } = placed;
         // A page that may have holes is no longer resident. The next claim finds what is left.
         if released.is_err() && !self.is_long(page) {
             self.protocol().cancel_release(self, page, leave);
@@ -419,7 +423,9 @@ impl Core {
         if leave == Leave::Free {
             self.dirty.remove(page.id);
         }
+        self.vacate(page, slot);
         self.protocol().end_release(self, page, leave);
+        self.give_back_frames(page, slot);
         Ok(())
     }
 }

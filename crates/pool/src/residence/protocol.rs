@@ -42,12 +42,11 @@ pub(super) trait Protocol {
     /// fault.
     ///
     /// # Errors
-    /// [`PoolError::Populate`]. The page is free then.
+    /// [`PoolError::Populate`]. The caller undoes the claim.
     fn zero(&self, core: &Core, page: PageRef) -> Result<(), PoolError>;
 
-    /// Undoes a claim: the page is evicted, without memory and unlocked, and its inner frames are
-    /// as before.
-    fn unclaim(&self, core: &Core, page: PageRef, before: InnerBefore);
+    /// Undoes a claim: the page and its inner frames are as before, without memory and unlocked.
+    fn unclaim(&self, core: &Core, page: PageRef, undo: Undo);
 
     /// Frees an evicted page whose word was `seen`. None if the word has changed; false if a thread
     /// is reading the page in.
@@ -83,16 +82,32 @@ pub(super) trait Protocol {
 #[derive(Debug)]
 pub(crate) enum ClaimOutcome {
     /// The caller holds the page exclusively.
-    Ours(InnerBefore),
+    Ours(Undo),
     /// Another thread was first: retry.
     Lost,
     /// Another page is taking or releasing one of the inner frames.
     Blocked,
 }
 
-/// The states that the inner frames of a claimed page had before the claim.
-#[derive(Debug, Default)]
-pub(crate) struct InnerBefore(pub(super) Vec<Leave>);
+/// What undoes the claim of a page.
+#[derive(Debug)]
+pub(crate) struct Undo {
+    /// The state that the page had before: evicted or free.
+    pub(super) head: Leave,
+    /// Those of its inner frames.
+    pub(super) inner: Vec<Leave>,
+    /// The slot that the page was given since, 0 for its place on the surface; none before that.
+    pub(super) slot: Option<u64>,
+}
+
+/// A page that a thread holds, and where it is: the thread has read the page's word once, and
+/// compared it with the record.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlacedPage {
+    pub(crate) page: PageRef,
+    /// 0 on the surface.
+    pub(super) slot: u64,
+}
 
 /// The inner frames of a page, each as if it were a page.
 pub(super) fn inner_pages(page: PageRef) -> impl Iterator<Item = PageRef> {

@@ -6,19 +6,22 @@
 //! not. It reads memory that is mapped in any case.
 //!
 //! The thread that finds a damaged word gets an error. It never reads or writes the slot that the
-//! word names. It puts the word right, if the page is in a slot by the record and no other thread
-//! holds the page. So a page that has changed is not lost, and the next write-back writes it.
+//! word names. It puts the word right by the record, if no other thread holds the page. So a page
+//! that has changed is not lost, and the next write-back writes it.
 
 use crate::core::Core;
 use crate::error::PoolError;
 use crate::page::PageRef;
 use crate::page::state::{Leave, PageState, State};
+use crate::residence::protocol::PlacedPage;
 use crate::statistics::counters::Event;
 
 impl Core {
-    /// Whether the word of a page that the caller holds names no slot, or the page's.
-    pub(crate) fn is_sound(&self, page: PageRef) -> bool {
-        self.address_of(page, self.held(page)).is_some()
+    /// Where a page is that the caller holds. None if its word is damaged.
+    pub(crate) fn placed(&self, page: PageRef) -> Option<PlacedPage> {
+        let slot = self.held_slot(page);
+        let is_sound = self.slots.as_ref().is_none_or(|slots| slots.is_of(slot, page.id));
+        is_sound.then_some(PlacedPage { page, slot })
     }
 
     /// The error for a page whose word is damaged, and which the caller holds.
@@ -57,7 +60,7 @@ impl Core {
     /// # Errors
     /// [`PoolError::DamagedWord`].
     pub(crate) fn check_word(&self, page: PageRef) -> Result<(), PoolError> {
-        if self.is_sound(page) {
+        if self.placed(page).is_some() {
             return Ok(());
         }
         let error = self.damaged_word(page);
@@ -70,8 +73,7 @@ impl Core {
         let (state, seen) = self.look_at_known(page);
         // The page may leave at any time: it is checked again under the lock.
         let Some(slots) = &self.slots else { return };
-        let slot = seen.slot(slots.mask());
-        if slot == 0 || slots.is_of(slot, page.id) {
+        if slots.is_of(seen.slot(slots.mask()), page.id) {
             return;
         }
         if matches!(seen.state(), State::Unlocked | State::Marked) && state.try_lock(seen) {
@@ -81,22 +83,12 @@ impl Core {
     }
 
     /// Has the word of a page that the caller holds exclusively name the slot that the page is in
-    /// by the record. A page that is in none keeps its word.
+    /// by the record, or none if it is on the surface.
     fn repair_held_word(&self, page: PageRef) {
-        let Some(slots) = self.slots.as_ref().filter(|_| !self.is_sound(page)) else { return };
-        if let Some(slot) = slots.find(page.id) {
+        let damaged = self.slots.as_ref().filter(|_| self.placed(page).is_none());
+        if let Some(slot) = damaged.and_then(|slots| slots.find(page.id)) {
             self.held(page).move_slot(self.held_slot(page), slot);
             tracing::warn!("the state word of {page} names slot {slot} again");
-        }
-    }
-
-    /// The slot that a page is in, which the caller holds exclusively: 0 if it is in none. By the
-    /// record, if the word is damaged.
-    pub(super) fn true_slot(&self, page: PageRef) -> u64 {
-        match &self.slots {
-            None => 0,
-            Some(_) if self.is_sound(page) => self.held_slot(page),
-            Some(slots) => slots.find(page.id).unwrap_or(0),
         }
     }
 }

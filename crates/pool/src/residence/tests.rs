@@ -11,6 +11,7 @@ use vellum_vm::{BackendChoice, BackendKind, PageRange};
 
 use super::*;
 use crate::device::MemoryDevice;
+use crate::page::states::States;
 use crate::{Pool, PoolOptions, PoolSize, RawPages, Space, StatePlace, Translation};
 
 /// A pool on exmap with states in that place; none where that cannot be.
@@ -52,7 +53,7 @@ fn a_page_that_the_kernel_holds_stays_whole() {
             let results = {
                 let (state, seen) = pool.core.look_at_known(page);
                 assert!(state.try_lock(seen));
-                pool.core.evict(&[page])
+                pool.core.evict(&[pool.core.placed(page).unwrap()])
             };
             assert_eq!(results, [Err(Errno::BUSY)]);
             assert!(pool.is_resident(page) && pool.core.policy.contains(page));
@@ -79,12 +80,12 @@ fn memory_that_could_not_be_taken_away_is_found_again() {
                 pool.eviction.evict_batch(1);
             }
             let (state, seen) = pool.core.look_at_known(page);
-            let ClaimOutcome::Ours(before) = pool.core.claim(page, state, seen).unwrap() else {
+            let ClaimOutcome::Ours(undo) = pool.core.claim(page, state, seen).unwrap() else {
                 panic!("no other thread has the page");
             };
             pool.core.surface.populate(&mut [Entry::new(page.range())]);
             let held = hold(&pool, page);
-            pool.core.unclaim(page, before);
+            pool.core.unclaim(page, undo);
             assert_eq!(pool.kernel_resident_pages().unwrap(), 1);
             assert!(!pool.is_resident(page));
             if read {
@@ -172,4 +173,35 @@ fn slots_that_the_kernel_keeps_end_the_wait_for_their_memory() {
     // SAFETY: as above.
     assert_eq!(unsafe { libc::munlock(base, len) }, 0);
     assert_eq!(pool.fix_shared(long).unwrap().len(), 16 * 4096);
+}
+
+/// The words of a group were given back, and one of them is damaged before its page comes back. Its
+/// version goes on all the same.
+#[test]
+fn a_damaged_word_without_a_version_begins_with_that_of_its_group() {
+    let options = PoolOptions {
+        size: PoolSize::Bytes(64 * 4096),
+        translation: Translation::Table,
+        backend: BackendChoice::Only(BackendKind::Madvise),
+        states: StatePlace::Pages,
+        evictors: 0,
+        ..PoolOptions::default()
+    };
+    let device = Arc::new(MemoryDevice::new());
+    let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
+    let pages: Vec<PageRef> = (0..600).map(|_| pool.allocate(1).unwrap().page()).collect();
+    pool.sync().unwrap();
+    let States::Pages(states) = &pool.core.states else { panic!("there is a word for each page") };
+    let mask = pool.core.slot_mask;
+    let version = || pool.core.look_at_known(pages[9]).1.without_slot(mask).version();
+    drop(pool.fix_exclusive(pages[9]).unwrap());
+    let before = version();
+    while pages[..512].iter().any(|page| pool.is_resident(*page)) {
+        pages[512..].iter().for_each(|page| drop(pool.fix_shared(*page).unwrap()));
+    }
+    assert!(states.give_back(0, mask, &pool.core.parking));
+    assert_eq!(version(), 0);
+    pool.damage_word(pages[9], 3);
+    assert!(matches!(pool.fix_shared(pages[9]), Err(PoolError::DamagedWord { .. })));
+    assert!(version() > before);
 }
