@@ -30,7 +30,7 @@ fn crashed() -> (Vec<u8>, SimulatedDevice, PageRef, Vec<u8>) {
     let tree = store.create_tree("tree").unwrap();
     tree.upsert(b"key", b"value").unwrap();
     store.sync().unwrap();
-    let page = tree.access().root_page();
+    let page = tree.tree_ref().root_page();
     let bytes = store.core.pages.pool.fix_shared(page).unwrap().to_vec();
     (file.snapshot(), log.kill(), page, bytes)
 }

@@ -371,7 +371,7 @@ fn a_page_that_is_freed_unread_is_not_pending_any_more() {
     let opened = with_few_records().open(|options| options);
     let (pages, before) = (&opened.store.core.pages, opened.pending());
     let log = pages.redo_log.as_ref().unwrap();
-    let page = opened.store.tree("other").unwrap().access().root_page();
+    let page = opened.store.tree("other").unwrap().tree_ref().root_page();
     assert!(log.pending.has(page));
     pages.pool.free_page(page).unwrap();
     assert!(!log.pending.has(page) && opened.pending() == before - 1);
@@ -486,7 +486,7 @@ fn a_pool_that_writes_nothing_redoes_pages_again() {
 fn a_record_that_does_not_fit_a_pending_page_is_found_when_the_page_is_read() {
     let crashed = with_few_records();
     let opened = crashed.again().open(|options| options);
-    let page = opened.store.tree("other").unwrap().access().root_page();
+    let page = opened.store.tree("other").unwrap().tree_ref().root_page();
     drop(opened);
     let (mut edit, mut record, log) = (Vec::new(), Vec::new(), Arc::new(crashed.log));
     push_edit(&mut edit, Edit::Remove { index: 9999 });

@@ -31,7 +31,7 @@ fn logged_store(page_frames: u32) -> Store {
 fn nodes(store: &Store, trees: &[Tree]) -> BTreeMap<PageRef, Vec<u8>> {
     let pages = &store.core.pages;
     let mut found = BTreeMap::new();
-    let mut rest: Vec<_> = trees.iter().map(|tree| tree.access().root_page()).collect();
+    let mut rest: Vec<_> = trees.iter().map(|tree| tree.tree_ref().root_page()).collect();
     rest.push(store.core.catalog().root_page());
     while let Some(page) = rest.pop() {
         let bytes = pages.pool.fix_shared(page).unwrap().to_vec();

@@ -11,7 +11,7 @@ use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::store::core::StoreCore;
 use crate::store::pages::{Change, ExclusiveUse};
 use crate::sync::lock;
-use crate::tree::{Access, Entries, TreeState, Write, commit, init};
+use crate::tree::{Entries, TreeRef, TreeState, Write, commit, init};
 
 /// Length in bytes of a tree's entry: number u32, 0 u32, root page u64.
 const ENTRY: usize = 16;
@@ -24,8 +24,8 @@ fn encode(id: u32, root: u64) -> [u8; ENTRY] {
 }
 
 impl StoreCore {
-    pub(crate) fn catalog(&self) -> Access<'_> {
-        Access { pages: &self.pages, tree: &self.catalog }
+    pub(crate) fn catalog(&self) -> TreeRef<'_> {
+        TreeRef { pages: &self.pages, state: &self.catalog }
     }
 
     /// Decodes a catalog entry.
@@ -103,8 +103,7 @@ impl StoreCore {
         let mut writes = [(old, None), (new, Some(&entry[..]))];
         writes.sort_unstable();
         let writes = writes.map(|(name, value)| (Key::from(name.as_bytes()), value));
-        let writes =
-            writes.iter().map(|(key, value)| Write { access: catalog, key, value: *value });
+        let writes = writes.iter().map(|(key, value)| Write { tree: catalog, key, value: *value });
         commit(&self.pages, &change, None, (writes.len(), writes))?;
         let open = trees.get(old);
         trees.remove(old);
@@ -118,19 +117,19 @@ impl StoreCore {
     /// Moves the root of a tree below the page `bound`. Returns false if there is no room, or if
     /// another thread holds the root. A thread that opens or renames the tree waits meanwhile.
     pub(crate) fn move_root(&self, tree: &TreeState, bound: u64) -> Result<bool> {
-        let access = Access { pages: &self.pages, tree };
+        let tree = TreeRef { pages: &self.pages, state: tree };
         let change = self.pages.change_to_free(0)?;
-        access.check_dropped()?;
+        tree.check_dropped()?;
         let new = self.pages.pool.allocate_below(self.pages.page_frames, bound)?;
         let Some(mut new) = new else { return Ok(false) };
-        let page = init(&change, &mut new, PageKind::Leaf, 0, tree.id);
+        let page = init(&change, &mut new, PageKind::Leaf, 0, tree.state.id);
         let trees = self.trees();
-        let (name, entry) = (tree.name(), encode(tree.id, page.id.0));
+        let (name, entry) = (tree.state.name(), encode(tree.state.id, page.id.0));
         let entry = (name.as_bytes(), &entry[..]);
-        let moved = access.move_root(&change, self.catalog(), entry, &mut new);
+        let moved = tree.move_root(&change, self.catalog(), entry, &mut new);
         drop(trees);
         if !matches!(moved, Ok(true)) {
-            access.free_page(&change, new);
+            tree.free_page(&change, new);
         }
         moved
     }
@@ -159,7 +158,7 @@ impl StoreCore {
         }
         drop(dropped);
         tree.mark_dropped();
-        Access { pages: &self.pages, tree: &tree }.free_all(&change);
+        TreeRef { pages: &self.pages, state: &tree }.free_all(&change);
         Ok(())
     }
 
@@ -191,7 +190,7 @@ impl StoreCore {
         for tree in unseen {
             let Some((_, twin)) = tree.before_drop.get() else { continue };
             twin.mark_dropped();
-            Access { pages: &self.pages, tree: twin }.free_all(change);
+            TreeRef { pages: &self.pages, state: twin }.free_all(change);
         }
     }
 

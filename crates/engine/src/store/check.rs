@@ -12,7 +12,7 @@ use crate::store::gate::Freeze;
 use crate::store::header::HeaderPage;
 use crate::store::open;
 use crate::sync::lock;
-use crate::tree::{Access, Entries, TreeStat, Visitor};
+use crate::tree::{Entries, TreeRef, TreeStat, Visitor};
 
 /// The progress of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,7 +224,7 @@ impl Store {
         self.core.catalog().check(&mut collector)?;
         for tree in lock(&self.core.dropped_trees).iter() {
             if let Some((_, twin)) = tree.before_drop.get() {
-                Access { pages: &self.core.pages, tree: twin }.check(&mut collector)?;
+                TreeRef { pages: &self.core.pages, state: twin }.check(&mut collector)?;
             }
         }
         for entry in Entries::all(self.core.catalog()) {
@@ -232,9 +232,9 @@ impl Store {
             match tree {
                 Err(error) => collector.damage(error)?,
                 Ok(tree) => {
-                    let access = Access { pages: &self.core.pages, tree: &tree };
-                    let stat = access.check(&mut collector)?;
-                    collector.report.trees.push((tree.name().to_string(), stat));
+                    let tree = TreeRef { pages: &self.core.pages, state: &tree };
+                    let stat = tree.check(&mut collector)?;
+                    collector.report.trees.push((tree.state.name().to_string(), stat));
                 }
             }
         }

@@ -39,7 +39,7 @@ use crate::store::Store;
 use crate::store::callback::refuse_in_callback;
 use crate::store::core::StoreCore;
 use crate::store::cut::end_of;
-use crate::tree::{Access, CATALOG, Limit, Moves};
+use crate::tree::{CATALOG, Limit, Moves, TreeRef};
 
 /// The most passes.
 const PASSES_MAX: u32 = 8;
@@ -296,7 +296,7 @@ impl Compaction<'_, '_> {
     fn each_tree(
         &mut self,
         limit: Limit,
-        work: impl Fn(&StoreCore, Access<'_>, &mut Moves<'_>) -> Result<()>,
+        work: impl Fn(&StoreCore, TreeRef<'_>, &mut Moves<'_>) -> Result<()>,
     ) -> Result<()> {
         let core = &self.store.core;
         let mut trees = vec![core.catalog.clone()];
@@ -310,7 +310,7 @@ impl Compaction<'_, '_> {
             let before = self.moved;
             let mut on_seen = |frames, moved| self.tell(frames, before + moved);
             let mut moves = Moves { limit, moved: 0, on_seen: &mut on_seen };
-            let done = work(core, Access { pages: &core.pages, tree: &tree }, &mut moves);
+            let done = work(core, TreeRef { pages: &core.pages, state: &tree }, &mut moves);
             self.moved = before + moves.moved;
             match done {
                 // It was dropped meanwhile.
@@ -359,13 +359,13 @@ impl Compaction<'_, '_> {
 }
 
 /// Moves the root of a tree, unless that is the catalog: its root is the first page of the file.
-fn move_root(core: &StoreCore, tree: Access<'_>, moves: &mut Moves<'_>) -> Result<()> {
-    if tree.tree.id == CATALOG {
+fn move_root(core: &StoreCore, tree: TreeRef<'_>, moves: &mut Moves<'_>) -> Result<()> {
+    if tree.state.id == CATALOG {
         return Ok(());
     }
     for _ in 0..ROOT_TRIES {
         let Some(bound) = moves.limit.bound(tree.root_page()) else { break };
-        if core.move_root(tree.tree, bound)? {
+        if core.move_root(tree.state, bound)? {
             moves.moved += u64::from(core.pages.page_frames);
             break;
         }

@@ -7,7 +7,7 @@ use vellum_pool::{PageId, PageRef};
 use super::group::init;
 use super::modify::Incoming;
 use super::streams::ValueWriter;
-use super::{Access, Cursor};
+use super::{Cursor, TreeRef};
 use crate::error::{Error, Result};
 use crate::node::bulk::{BulkBuilder, PageSink};
 use crate::node::{Node, Payload};
@@ -28,22 +28,22 @@ const COLLAPSE_TRIES: u32 = 1000;
 /// a value in pieces. The log gets no image of them.
 #[derive(Debug)]
 struct NewPages<'a> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     /// The number of the load in the list of unlinked pages.
     unlinked: u64,
 }
 
 impl<'a> NewPages<'a> {
-    fn new(access: Access<'a>) -> NewPages<'a> {
-        NewPages { access, unlinked: access.pages.unlinked.begin() }
+    fn new(tree: TreeRef<'a>) -> NewPages<'a> {
+        NewPages { tree, unlinked: tree.pages.unlinked.begin() }
     }
 
     fn add(&self, page: PageRef) {
-        self.access.pages.unlinked.add_page(self.unlinked, page);
+        self.tree.pages.unlinked.add_page(self.unlinked, page);
     }
 
     fn all(&self) -> PageRuns {
-        self.access.pages.unlinked.pages(self.unlinked)
+        self.tree.pages.unlinked.pages(self.unlinked)
     }
 }
 
@@ -53,10 +53,10 @@ impl PageSink for NewPages<'_> {
     fn store(&mut self, image: &[u8]) -> Result<PageId> {
         let level = image[LEVEL];
         let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
-        let pages = self.access.pages;
+        let pages = self.tree.pages;
         let change = pages.change()?;
         let mut guard = pages.pool.allocate(pages.page_frames)?;
-        let page = init(&change, &mut guard, kind, level, self.access.tree.id);
+        let page = init(&change, &mut guard, kind, level, self.tree.state.id);
         self.add(page);
         guard[PAGE_HEADER..].copy_from_slice(&image[PAGE_HEADER..]);
         Ok(page.id)
@@ -67,7 +67,7 @@ impl Drop for NewPages<'_> {
     /// Frees the pages if the load has failed, or if its input panicked. A load that succeeds has
     /// linked them.
     fn drop(&mut self) {
-        self.access.pages.abandon(self.unlinked);
+        self.tree.pages.abandon(self.unlinked);
     }
 }
 
@@ -79,7 +79,7 @@ impl Drop for NewPages<'_> {
 /// between treats the pages as free, so a crash loses none of them.
 #[derive(Debug)]
 pub struct BulkLoader<'a> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     builder: BulkBuilder<NewPages<'a>>,
     /// The values in pieces. Their pages are unlinked until the tree has them.
     values: Vec<ValueWriter<'a>>,
@@ -87,13 +87,13 @@ pub struct BulkLoader<'a> {
 }
 
 impl<'a> BulkLoader<'a> {
-    pub(crate) fn new(access: Access<'a>) -> Result<BulkLoader<'a>> {
-        let change = access.pages.change()?;
-        access.check_dropped()?;
-        access.collapse(&change)?;
+    pub(crate) fn new(tree: TreeRef<'a>) -> Result<BulkLoader<'a>> {
+        let change = tree.pages.change()?;
+        tree.check_dropped()?;
+        tree.collapse(&change)?;
         drop(change);
-        let builder = BulkBuilder::new(NewPages::new(access), access.page(0).bytes(), INNER_FILL);
-        Ok(BulkLoader { access, builder, values: Vec::new(), failed: false })
+        let builder = BulkBuilder::new(NewPages::new(tree), tree.page(0).bytes(), INNER_FILL);
+        Ok(BulkLoader { tree, builder, values: Vec::new(), failed: false })
     }
 
     /// The key of the last entry.
@@ -108,11 +108,11 @@ impl<'a> BulkLoader<'a> {
     /// pool: then [`finish`](BulkLoader::finish) may fail, too.
     pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.check_order(key)?;
-        if !self.access.check_entry(key, value)? {
+        if !self.tree.check_entry(key, value)? {
             return self.add(key, Payload::Inline(value));
         }
-        let change = self.access.pages.change()?;
-        let blob = self.access.store_blob(&change, key, Incoming::Bytes(value))?;
+        let change = self.tree.pages.change()?;
+        let blob = self.tree.store_blob(&change, key, Incoming::Bytes(value))?;
         self.builder.sink().add(blob.page);
         self.add(key, Payload::Blob(&blob.encode()))
     }
@@ -125,11 +125,11 @@ impl<'a> BulkLoader<'a> {
     /// skips the entry, too.
     pub fn push_from(&mut self, key: &[u8], mut value: impl Read) -> Result<()> {
         self.check_order(key)?;
-        let mut writer = ValueWriter::new(self.access, key)?;
+        let mut writer = ValueWriter::new(self.tree, key)?;
         let copied = io::copy(&mut value, &mut writer);
         copied.map_err(|error| error.downcast().unwrap_or_else(Error::Input))?;
-        let change = self.access.pages.change()?;
-        self.access.check_dropped()?;
+        let change = self.tree.pages.change()?;
+        self.tree.check_dropped()?;
         let blob = writer.store_rest(&change)?;
         drop(change);
         let Some(blob) = blob else { return self.push(key, writer.buffered()) };
@@ -162,13 +162,13 @@ impl<'a> BulkLoader<'a> {
         }
         let entries = self.builder.entries();
         let (image, new) = self.builder.finish().map_err(|(error, _)| error)?;
-        let (pages, runs) = (self.access.pages, new.all());
+        let (pages, runs) = (self.tree.pages, new.all());
         pages.write_unlogged(runs.iter())?;
         let change = pages.change()?;
-        self.access.check_dropped()?;
+        self.tree.check_dropped()?;
         let mut taken: Vec<_> = self.values.iter().flat_map(ValueWriter::ranges).collect();
         taken.extend(record_ranges(runs.ranges()));
-        self.access.install(&change, &image, &taken)?;
+        self.tree.install(&change, &image, &taken)?;
         self.values.iter().for_each(|value| value.link(&change));
         pages.unlinked.link(new.unlinked);
         pages.note_load(&change);
@@ -176,7 +176,7 @@ impl<'a> BulkLoader<'a> {
     }
 }
 
-impl Access<'_> {
+impl TreeRef<'_> {
     /// Loads sorted entries into an empty tree. Returns their number.
     pub(crate) fn bulk_load<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         self,
@@ -211,7 +211,7 @@ impl Access<'_> {
             return Err(Error::NotEmpty);
         }
         if self.pages.versions.are_kept() {
-            self.pages.versions.keep_load(self.tree.id);
+            self.pages.versions.keep_load(self.state.id);
         }
         let mut group = self.group(change);
         with.iter().for_each(|range| group.take(*range));

@@ -6,7 +6,7 @@
 use vellum_pool::{PAGE_SIZE, PageId, PageRef};
 
 use super::lookup::InnerNodes;
-use super::{Access, Cursor};
+use super::{Cursor, TreeRef};
 use crate::error::{Error, Result};
 use crate::node::{self, Node, PayloadPlace, Torn};
 use crate::page;
@@ -101,8 +101,8 @@ pub(crate) struct Strict {
 }
 
 impl Strict {
-    pub(crate) fn new(access: Access<'_>) -> Strict {
-        Strict { pages_left: access.pages.pool.file_pages() }
+    pub(crate) fn new(tree: TreeRef<'_>) -> Strict {
+        Strict { pages_left: tree.pages.pool.file_pages() }
     }
 }
 
@@ -138,8 +138,8 @@ impl Row {
 
     /// Starts the reads of the pages from `index` on, which the walk visits next. The visit reports
     /// errors.
-    fn read_ahead_from(&mut self, index: usize, access: Access<'_>) {
-        let pool = &access.pages.pool;
+    fn read_ahead_from(&mut self, index: usize, tree: TreeRef<'_>) {
+        let pool = &tree.pages.pool;
         let mut left = (pool.capacity() / 16).min(Row::FRAMES);
         // Start a new batch only when less than half of the pages are ahead, so that batches are
         // large.
@@ -161,12 +161,12 @@ impl Row {
 }
 
 struct Walk<'a, 'v> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     visitor: &'v mut dyn Visitor,
     stat: TreeStat,
 }
 
-impl Access<'_> {
+impl TreeRef<'_> {
     /// Counts entries and pages. Changes go on meanwhile, and each node counts as it is when it is
     /// read.
     pub(crate) fn count(self) -> Result<TreeStat> {
@@ -187,7 +187,7 @@ impl Access<'_> {
 
     /// Visits every page of the tree. The caller makes sure that the store does not change.
     pub(crate) fn check(self, visitor: &mut dyn Visitor) -> Result<TreeStat> {
-        let mut walk = Walk { access: self, visitor, stat: TreeStat::default() };
+        let mut walk = Walk { tree: self, visitor, stat: TreeStat::default() };
         walk.node(self.root_page(), None, (None, None))?;
         Ok(walk.stat)
     }
@@ -200,7 +200,7 @@ impl Walk<'_, '_> {
             return Ok(());
         }
         // A copy, so that the walk holds no lock while it visits other pages.
-        let bytes = match self.access.pages.pool.fix_shared(page) {
+        let bytes = match self.tree.pages.pool.fix_shared(page) {
             Ok(guard) => guard.to_vec(),
             Err(error) => return self.visitor.damage(error.into()),
         };
@@ -219,7 +219,7 @@ impl Walk<'_, '_> {
         let child = |index| Ok(PageRef { id: PageId(node.child(index).map_err(torn)?), ..page });
         let mut row = Row::new((0..=count).map(child).collect::<Result<_>>()?);
         for index in 0..=count {
-            row.read_ahead_from(index, self.access);
+            row.read_ahead_from(index, self.tree);
             let mut bound = upper.clone();
             if index < count {
                 let mut key = Vec::new();
@@ -239,7 +239,7 @@ impl Walk<'_, '_> {
         fences: &(Fence, Fence),
     ) -> Result<(), String> {
         node::check(bytes).map_err(|damage| damage.to_string())?;
-        let (found, tree) = (bytes[page::LEVEL], self.access.tree.id);
+        let (found, tree) = (bytes[page::LEVEL], self.tree.state.id);
         if page::tree(bytes) != tree {
             return Err(format!("it belongs to tree {}, not {tree}", page::tree(bytes)));
         }
@@ -281,7 +281,7 @@ impl Walk<'_, '_> {
         }
         let mut row = Row::new(blobs.iter().map(|(blob, _)| blob.page).collect());
         for (index, (blob, key)) in blobs.into_iter().enumerate() {
-            row.read_ahead_from(index, self.access);
+            row.read_ahead_from(index, self.tree);
             self.blob(blob, &key)?;
         }
         Ok(())
@@ -289,12 +289,12 @@ impl Walk<'_, '_> {
 
     fn blob(&mut self, blob: BlobRef, key: &[u8]) -> Result<()> {
         if !blob.is_whole() {
-            return self.access.check_pieces(blob, key, self.visitor);
+            return self.tree.check_pieces(blob, key, self.visitor);
         }
         if !self.visitor.page(blob.page)? {
             return Ok(());
         }
-        let checked = self.access.check_whole(blob, key);
+        let checked = self.tree.check_whole(blob, key);
         checked.or_else(|error| self.visitor.damage(error))
     }
 }

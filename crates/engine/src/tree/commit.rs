@@ -17,7 +17,7 @@ use std::ops::Range;
 use vellum_log::BLOCK_BYTES;
 use vellum_pool::{ExclusiveGuard, OptimisticGuard};
 
-use super::Access;
+use super::TreeRef;
 use super::lookup::{LeafBytes, Target, check_covers};
 use super::modify::Incoming;
 use crate::error::{Error, Result};
@@ -41,7 +41,7 @@ const IMAGES_PER_RECORD: usize = 16;
 
 /// A change of one entry.
 pub(crate) struct Write<'w> {
-    pub access: Access<'w>,
+    pub tree: TreeRef<'w>,
     pub key: &'w Key,
     /// The new value; `None` removes the entry.
     pub value: Option<&'w [u8]>,
@@ -75,7 +75,7 @@ impl New<'_> {
 
 /// A change of one entry of a leaf.
 struct LeafWrite<'w> {
-    access: Access<'w>,
+    tree: TreeRef<'w>,
     key: &'w Key,
     new: New<'w>,
 }
@@ -107,13 +107,13 @@ struct LockedLeaf<'w> {
 /// The values that were written to pages of their own. They are freed unless the commit succeeds.
 struct NewBlobs<'w, 'c> {
     change: &'c Change<'c>,
-    blobs: Vec<(Access<'w>, BlobRef)>,
+    blobs: Vec<(TreeRef<'w>, BlobRef)>,
 }
 
 impl Drop for NewBlobs<'_, '_> {
     fn drop(&mut self) {
-        for (access, blob) in self.blobs.drain(..) {
-            access.free_blob(self.change, blob);
+        for (tree, blob) in self.blobs.drain(..) {
+            tree.free_blob(self.change, blob);
         }
     }
 }
@@ -132,18 +132,18 @@ pub(crate) fn commit<'w>(
 ) -> Result<u64> {
     let mut new_blobs = NewBlobs { change, blobs: Vec::new() };
     let mut leaf_writes = Vec::with_capacity(count);
-    for Write { access, key, value } in writes {
+    for Write { tree, key, value } in writes {
         let new = match value {
             None => New::Removed,
-            Some(value) if access.check_entry(key, value)? => {
-                access.check_dropped()?;
-                let blob = access.store_blob(change, key, Incoming::Bytes(value))?;
-                new_blobs.blobs.push((access, blob));
+            Some(value) if tree.check_entry(key, value)? => {
+                tree.check_dropped()?;
+                let blob = tree.store_blob(change, key, Incoming::Bytes(value))?;
+                new_blobs.blobs.push((tree, blob));
                 New::Blob(blob.encode())
             }
             Some(value) => New::Inline(value),
         };
-        leaf_writes.push(LeafWrite { access, key, new });
+        leaf_writes.push(LeafWrite { tree, key, new });
     }
     if new_blobs.blobs.len() > PAGES_MAX {
         return Err(Error::TransactionTooLarge(format!(
@@ -155,11 +155,11 @@ pub(crate) fn commit<'w>(
     pages.reclaim_versions(leaf_writes.len());
     let (lsn, old_blobs, underfull) = applied?;
     new_blobs.blobs.clear();
-    for (access, blob) in old_blobs {
-        access.free_blob(change, blob);
+    for (tree, blob) in old_blobs {
+        tree.free_blob(change, blob);
     }
-    for (access, key) in underfull {
-        access.merge_or_warn(change, key);
+    for (tree, key) in underfull {
+        tree.merge_or_warn(change, key);
     }
     Ok(lsn)
 }
@@ -183,7 +183,7 @@ fn lock_leaves<'w>(
         for (number, write) in writes.iter().enumerate() {
             let found = found.next_if(|leaf| leaf.first == number);
             if let Some(leaf) = leaves.last_mut()
-                && writes[leaf.writes.start].access.tree.id == write.access.tree.id
+                && writes[leaf.writes.start].tree.state.id == write.tree.state.id
                 && covers(&leaf.guard, write.key)?
             {
                 leaf.writes.end = number + 1;
@@ -194,7 +194,7 @@ fn lock_leaves<'w>(
                     "it changes more than {most} leaves, an eighth of the pool"
                 )));
             }
-            write.access.check_dropped()?;
+            write.tree.check_dropped()?;
             let page = found.as_ref().map(|leaf| leaf.guard.page());
             let guard = match found.map(|leaf| leaf.guard.upgrade()) {
                 Some(Ok(guard)) => {
@@ -204,12 +204,12 @@ fn lock_leaves<'w>(
                 // In a damaged tree this thread may hold the leaf, and would wait for itself.
                 Some(Err(_)) if leaves.iter().any(|leaf| Some(leaf.guard.page()) == page) => None,
                 // Another thread has changed the leaf, or evicted it.
-                _ => write.access.try_exclusive_leaf(write.key)?,
+                _ => write.tree.try_exclusive_leaf(write.key)?,
             };
             let Some(guard) = guard else {
                 // Others go first: this thread waits for the leaf while it holds no other.
                 drop((leaves, turn));
-                drop(write.access.exclusive_leaf(write.key)?);
+                drop(write.tree.exclusive_leaf(write.key)?);
                 continue 'again;
             };
             leaves.push(LockedLeaf { guard, writes: number..number + 1 });
@@ -239,13 +239,13 @@ fn find_leaves<'w>(writes: &[LeafWrite<'w>]) -> Result<Vec<FoundLeaf<'w>>> {
     let mut found = Vec::with_capacity(writes.len());
     let mut first = 0;
     while let Some(write) = writes.get(first) {
-        let access = write.access;
-        let leaf = access.attempt(|| {
-            let leaf = access.leaf(Target::Key(write.key))?.node;
+        let tree = write.tree;
+        let leaf = tree.attempt(|| {
+            let leaf = tree.leaf(Target::Key(write.key))?.node;
             let rest = writes[first + 1..].iter();
             let mut end = first + 1;
-            for other in rest.take_while(|other| other.access.tree.id == access.tree.id) {
-                if !access.read(leaf, |node| node.covers(other.key))? {
+            for other in rest.take_while(|other| other.tree.state.id == tree.state.id) {
+                if !tree.read(leaf, |node| node.covers(other.key))? {
                     break;
                 }
                 end += 1;
@@ -287,7 +287,7 @@ fn find_positions(
 /// Afterwards other threads may take the room.
 fn make_room(change: &Change<'_>, mut writes: &[LeafWrite<'_>]) -> Result<()> {
     while let [first, ..] = writes {
-        first.access.split_as_planned(change, first.key, 0, &|node| {
+        first.tree.split_as_planned(change, first.key, 0, &|node| {
             let here = covered(node, writes);
             if has_room(node.bytes(), here)? {
                 return Ok(None);
@@ -298,7 +298,7 @@ fn make_room(change: &Change<'_>, mut writes: &[LeafWrite<'_>]) -> Result<()> {
         })?;
         // A split takes a page before it looks at the leaf, so this thread looks before it splits.
         while let [first, ..] = writes {
-            let leaf = first.access.exclusive_leaf(first.key)?;
+            let leaf = first.tree.exclusive_leaf(first.key)?;
             let here = covered(Node::new(&leaf[..]), writes);
             if !has_room(&leaf, here).map_err(|torn| Error::torn(leaf.page(), torn))? {
                 break;
@@ -341,7 +341,7 @@ fn has_room(leaf: &[u8], writes: &[LeafWrite<'_>]) -> Result<bool, Torn> {
 
 /// What remains to be done when the leaves are unlocked: old values to free, and keys of leaves
 /// that are underfull.
-type Rest<'w> = (u64, Vec<(Access<'w>, BlobRef)>, Vec<(Access<'w>, &'w [u8])>);
+type Rest<'w> = (u64, Vec<(TreeRef<'w>, BlobRef)>, Vec<(TreeRef<'w>, &'w [u8])>);
 
 /// Changes the leaves, unless there is a conflict.
 fn apply<'w>(
@@ -366,9 +366,9 @@ fn apply<'w>(
             if old.is_none() && matches!(write.new, New::Removed) {
                 continue;
             }
-            old_blobs.extend(old.and_then(|old| Some((write.access, old.blob()?))));
+            old_blobs.extend(old.and_then(|old| Some((write.tree, old.blob()?))));
             if !is_alone {
-                let (tree, key) = (write.access.tree.id, &**write.key);
+                let (tree, key) = (write.tree.state.id, &**write.key);
                 replaced.push(Replaced { tree, key, old: old.map(Into::into) });
             }
         }
@@ -387,7 +387,7 @@ fn apply<'w>(
 
     let Some(first) = writes.first() else { return Ok((0, old_blobs, Vec::new())) };
     // From here on an error has the store refuse changes.
-    let mut group = first.access.group_without_versions(change);
+    let mut group = first.tree.group_without_versions(change);
     group.expect_pages(leaves.len());
     for leaf in &mut leaves {
         // How many entries the edits before this one have added to the leaf, and removed from it.
@@ -409,8 +409,8 @@ fn apply<'w>(
     let mut underfull = Vec::new();
     for leaf in &leaves {
         let write = &writes[leaf.writes.start];
-        if write.access.is_underfull(Node::new(&leaf.guard[..])) {
-            underfull.push((write.access, &**write.key));
+        if write.tree.is_underfull(Node::new(&leaf.guard[..])) {
+            underfull.push((write.tree, &**write.key));
         }
     }
     Ok((lsn, old_blobs, underfull))
@@ -462,14 +462,14 @@ fn log_images<'w>(
     writes: &[LeafWrite<'w>],
     leaves: &mut [LockedLeaf<'w>],
 ) -> Result<()> {
-    let Some(LeafWrite { access, .. }) = writes.first() else { return Ok(()) };
+    let Some(LeafWrite { tree, .. }) = writes.first() else { return Ok(()) };
     let mut images: Vec<_> = leaves
         .iter_mut()
         .map(|leaf| &mut leaf.guard)
-        .filter(|guard| access.needs_image(guard))
+        .filter(|guard| tree.needs_image(guard))
         .collect();
     for some in images.chunks_mut(IMAGES_PER_RECORD) {
-        let mut group = access.group_without_versions(change);
+        let mut group = tree.group_without_versions(change);
         some.iter().for_each(|page| group.log_image(page));
         group.end(some)?;
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use vellum_pool::{PageId, PageRef};
 
-use super::Access;
+use super::TreeRef;
 use super::lookup::LeafBytes;
 use super::scan::Cursor;
 use crate::error::{Error, Result};
@@ -62,7 +62,7 @@ struct References {
     blobs: Vec<BlobRef>,
 }
 
-impl<'a> Access<'a> {
+impl<'a> TreeRef<'a> {
     /// Frees every page of the tree. The caller has marked the tree as dropped, has removed it from
     /// the catalog, and has exclusive use of the store: there may be readers, but no changes.
     ///
@@ -95,7 +95,7 @@ impl<'a> Access<'a> {
         group.end(&mut [&mut root])?;
         // Of the leaves that cannot be read, none is freed here, but each may get another use, even
         // in this tree.
-        for popped in &self.tree.popped_leaves {
+        for popped in &self.state.popped_leaves {
             popped.store(0, Ordering::Relaxed);
         }
         drop(root);
@@ -119,7 +119,7 @@ impl<'a> Access<'a> {
                 let key = Key::from(&node.key(index).map_err(torn)?[..]);
                 let old = Some(ValueRef::from(leaf.value(index)?).to_old());
                 bytes += size_of(&key, &old);
-                replaced.push(OldEntry { tree: self.tree.id, key, old });
+                replaced.push(OldEntry { tree: self.state.id, key, old });
             }
             self.pages.check_versions(bytes)?;
         }
@@ -131,7 +131,7 @@ impl<'a> Access<'a> {
     fn is_foreign(self, blob: BlobRef) -> bool {
         self.pages.pool.fix_shared_resident(blob.page).is_some_and(|guard| {
             let kind = if blob.is_whole() { PageKind::Blob } else { PageKind::PieceIndex };
-            page::kind_number(&guard) != kind as u8 || page::tree(&guard) != self.tree.id
+            page::kind_number(&guard) != kind as u8 || page::tree(&guard) != self.state.id
         })
     }
 
@@ -162,9 +162,10 @@ impl<'a> Access<'a> {
         let torn = |torn| Error::torn(page, torn);
         let node = Node::new(bytes.bytes);
         let (level, count) = (node.level().map_err(torn)?, node.count().map_err(torn)?);
-        if level > level_max || !node.is_of(self.tree.id, level) {
+        if level > level_max || !node.is_of(self.state.id, level) {
             // The page may be in use elsewhere, so this thread does not free it.
-            let what = format!("it is not a node of tree {} up to level {level_max}", self.tree.id);
+            let what =
+                format!("it is not a node of tree {} up to level {level_max}", self.state.id);
             return Err(Error::damaged(page, what));
         }
         let mut references = References { level, children: Vec::new(), blobs: Vec::new() };
@@ -183,7 +184,7 @@ impl<'a> Access<'a> {
     fn free_below(self, change: &Change<'_>, batch: &mut Batch, references: References) {
         for blob in references.blobs {
             if self.is_foreign(blob) {
-                let what = format!("it is not a value of tree {}", self.tree.id);
+                let what = format!("it is not a value of tree {}", self.state.id);
                 batch.note(Error::damaged(blob.page, what));
             } else if !blob.is_whole() || batch.add(blob.page) {
                 batch.blobs.push(blob);
@@ -204,12 +205,12 @@ impl<'a> Access<'a> {
         let mut runs = PageRuns::default();
         take(&mut batch.pages).into_values().for_each(|page| runs.push(page));
         if let Err(error) = self.pages.log_freed(&record_ranges(runs.ranges())) {
-            tracing::debug!("pages of the tree {:?} are freed later: {error}", self.tree.name());
+            tracing::debug!("pages of the tree {:?} are freed later: {error}", self.state.name());
             return self.free_later(change, nodes, blobs);
         }
         for (page, level) in nodes {
             match self.pages.pool.fix_exclusive(page) {
-                Ok(guard) if Node::new(&guard[..]).is_of(self.tree.id, level) => {
+                Ok(guard) if Node::new(&guard[..]).is_of(self.state.id, level) => {
                     self.free_page(change, guard);
                 }
                 Ok(_) => batch.note(Error::damaged(page, "it has become a page of another tree")),
@@ -247,7 +248,7 @@ impl<'a> Access<'a> {
     fn free_rest(self, change: &Change<'_>, mut batch: Batch) {
         self.free_batch(change, &mut batch);
         if let Err(error) = batch.outcome {
-            tracing::warn!("pages of the tree {:?} stay unused: {error}", self.tree.name());
+            tracing::warn!("pages of the tree {:?} stay unused: {error}", self.state.name());
         }
     }
 }

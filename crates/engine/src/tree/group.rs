@@ -12,7 +12,7 @@
 use smallvec::SmallVec;
 use vellum_pool::{ExclusiveGuard, PageId, PageRef};
 
-use super::Access;
+use super::TreeRef;
 use super::lookup::{LeafBytes, LeafValue};
 use crate::error::{Error, Result};
 use crate::node::{Edit, Fences, Node, NodeMut, Payload, Split, merge_into_right, split_off_left};
@@ -34,7 +34,7 @@ const RECORD_BYTES: usize = 128;
 #[derive(Debug)]
 #[must_use = "a group that changed pages must end"]
 pub(crate) struct Group<'c, 'a> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     /// The pages that have changed, each once.
     changed: SmallVec<[ChangedPage; PAGES_INLINE]>,
     /// The old values of the entries that have changed, if there are views that may see them.
@@ -59,7 +59,7 @@ struct ChangedPage {
     needs_image: bool,
 }
 
-impl<'a> Access<'a> {
+impl<'a> TreeRef<'a> {
     /// Begins a group within a change.
     #[inline]
     pub(crate) fn group<'c>(self, change: &'c Change<'_>) -> Group<'c, 'a> {
@@ -72,7 +72,7 @@ impl<'a> Access<'a> {
     #[inline]
     pub(crate) fn group_without_versions<'c>(self, change: &'c Change<'_>) -> Group<'c, 'a> {
         Group {
-            access: self,
+            tree: self,
             changed: SmallVec::new(),
             replaced: None,
             taken: Vec::new(),
@@ -118,7 +118,7 @@ impl<'a> Access<'a> {
     /// As [`expect_change`](crate::versions::Versions::expect_change), of an entry of this tree.
     #[inline]
     pub(crate) fn expect_change(self, key: &[u8]) -> Option<EntryHash> {
-        self.pages.versions.expect_change(self.tree.id, key)
+        self.pages.versions.expect_change(self.state.id, key)
     }
 
     /// A group that removes several entries of a leaf.
@@ -156,7 +156,7 @@ impl<'a> Access<'a> {
     }
 }
 
-impl Access<'_> {
+impl TreeRef<'_> {
     /// Whether the log needs the image of a page that a group is about to change.
     #[inline]
     pub(crate) fn needs_image(self, page: &[u8]) -> bool {
@@ -172,8 +172,8 @@ impl<'a> Group<'_, 'a> {
 
     /// Edits a node. If the result does not fit, returns false and changes nothing.
     pub(crate) fn edit(&mut self, page: &mut ExclusiveGuard<'_>, edit: Edit<'_>) -> bool {
-        let is_logged = self.access.pages.redo_log.is_some();
-        let (needs_image, removed) = (self.access.needs_image(page), self.removed.len());
+        let is_logged = self.tree.pages.redo_log.is_some();
+        let (needs_image, removed) = (self.tree.needs_image(page), self.removed.len());
         let replaced = self.replaced.as_ref().map_or(0, Vec::len);
         if is_logged {
             self.remove_values(Node::new(page), edit);
@@ -225,7 +225,7 @@ impl<'a> Group<'_, 'a> {
 
     /// Notes the entries of a leaf that the edit changes.
     fn replace_entries(&mut self, leaf: &ExclusiveGuard<'_>, edit: Edit<'_>) {
-        let (tree, leaf) = (self.access.tree.id, LeafBytes::from(leaf));
+        let (tree, leaf) = (self.tree.state.id, LeafBytes::from(leaf));
         let Some(replaced) = &mut self.replaced else { return };
         // The thread has found the entries before, so it can read them.
         let mut replace = |index: usize| {
@@ -365,22 +365,22 @@ impl<'a> Group<'_, 'a> {
     pub(crate) fn end(mut self, pages: &mut [&mut ExclusiveGuard<'a>]) -> Result<u64> {
         if let Some(replaced) = self.replaced.take_if(|replaced| !replaced.is_empty()) {
             let replaced: SmallVec<[_; 1]> = replaced.iter().map(OldEntry::replaced).collect();
-            self.access.pages.keep_versions(&replaced);
+            self.tree.pages.keep_versions(&replaced);
         }
         let mut lsn = 0;
-        if self.access.pages.redo_log.is_some() && !self.changed.is_empty() {
+        if self.tree.pages.redo_log.is_some() && !self.changed.is_empty() {
             lsn = self.append(pages)?;
         }
         self.changed.clear();
         for page in std::mem::take(&mut self.freed) {
-            self.access.free_page(self.change, page);
+            self.tree.free_page(self.change, page);
         }
         Ok(lsn)
     }
 
     /// Appends the group's record to the log, and gives its number to the changed pages.
     fn append(&self, pages: &mut [&mut ExclusiveGuard<'a>]) -> Result<u64> {
-        let Some(log) = &self.access.pages.redo_log else { return Ok(0) };
+        let Some(log) = &self.tree.pages.redo_log else { return Ok(0) };
         let edits: usize = self.changed.iter().map(|changed| changed.edits.len()).sum();
         let images = self.changed.iter().filter(|changed| changed.needs_image).count();
         let page_bytes = pages.first().map_or(0, |page| page.len());
@@ -431,9 +431,9 @@ impl Drop for Group<'_, '_> {
     #[inline]
     fn drop(&mut self) {
         if !self.changed.is_empty() {
-            let tree = self.access.tree.name();
+            let tree = self.tree.state.name();
             let what = format!("a change of tree {tree:?} ended in its midst");
-            self.access.pages.file.poison_for(&what);
+            self.tree.pages.file.poison_for(&what);
         }
     }
 }

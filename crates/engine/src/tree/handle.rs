@@ -12,7 +12,7 @@ use super::remove_many::Selection;
 use super::salvage::{Visit, VisitReaders};
 use super::scan::{KeyRange, bounds_of, bounds_of_prefix};
 use super::streams::{ValueReader, ValueWriter};
-use super::{Access, BulkLoader, Cursor, Entries, ExtractIf, TreeStat, TreeState};
+use super::{BulkLoader, Cursor, Entries, ExtractIf, TreeRef, TreeStat, TreeState};
 use crate::error::Result;
 use crate::store::core::StoreCore;
 use crate::value::Value;
@@ -38,8 +38,8 @@ impl Tree {
     }
 
     #[inline(always)]
-    pub(crate) fn access(&self) -> Access<'_> {
-        Access { pages: &self.core.pages, tree: &self.state }
+    pub(crate) fn tree_ref(&self) -> TreeRef<'_> {
+        TreeRef { pages: &self.core.pages, state: &self.state }
     }
 
     /// Whether this is a tree of this store.
@@ -48,9 +48,9 @@ impl Tree {
     }
 
     #[inline(always)]
-    pub(crate) fn open_access(&self) -> Result<Access<'_>> {
+    pub(crate) fn open_access(&self) -> Result<TreeRef<'_>> {
         self.core.pages.check_open()?;
-        Ok(self.access())
+        Ok(self.tree_ref())
     }
 
     /// The tree's current name, which [`rename_tree`](crate::Store::rename_tree) can change.
@@ -133,7 +133,7 @@ impl Tree {
     /// [`KeyExists`](crate::Error::KeyExists); limits; a full disk or pool. Then nothing has
     /// changed.
     pub fn insert(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.access().put(key, Incoming::Bytes(value), Existing::Refuse).map(drop)
+        self.tree_ref().put(key, Incoming::Bytes(value), Existing::Refuse).map(drop)
     }
 
     /// Stores a value. Returns true if it replaced another value.
@@ -141,7 +141,7 @@ impl Tree {
     /// # Errors
     /// Limits; a full disk or pool. Then nothing changed.
     pub fn upsert(&self, key: &[u8], value: &[u8]) -> Result<bool> {
-        self.access().put(key, Incoming::Bytes(value), Existing::Replace)
+        self.tree_ref().put(key, Incoming::Bytes(value), Existing::Replace)
     }
 
     /// Stores a value of `len` bytes that `fill` writes. `fill` writes a long value directly to its
@@ -162,7 +162,7 @@ impl Tree {
             Some(fill) => fill(target),
             None => Err(io::Error::other("the store asked for a value twice")),
         };
-        self.access().put(key, Incoming::Fill(len, &mut once), Existing::Replace)
+        self.tree_ref().put(key, Incoming::Fill(len, &mut once), Existing::Replace)
     }
 
     /// Changes the value of `key` atomically, without changing its length: no other change comes
@@ -174,7 +174,7 @@ impl Tree {
     /// # Errors
     /// Damage or a failed read; for long values also a full disk or pool. Then nothing has changed.
     pub fn update(&self, key: &[u8], mut change: impl FnMut(&mut [u8])) -> Result<bool> {
-        self.access().update(key, &mut change)
+        self.tree_ref().update(key, &mut change)
     }
 
     /// Stores entries as [`upsert`](Tree::upsert) does, each atomically. Returns their number. If
@@ -187,7 +187,7 @@ impl Tree {
         &self,
         entries: impl IntoIterator<Item = (K, V)>,
     ) -> Result<u64> {
-        self.access().extend(entries.into_iter())
+        self.tree_ref().extend(entries.into_iter())
     }
 
     /// Changes, stores or removes the value of `key` atomically: no other change comes between what
@@ -217,7 +217,7 @@ impl Tree {
         key: &[u8],
         mut change: impl FnMut(Option<&[u8]>) -> Option<V>,
     ) -> Result<Option<Value<'_>>> {
-        self.access().alter(key, &mut |old| match change(old) {
+        self.tree_ref().alter(key, &mut |old| match change(old) {
             Some(new) => Decision::Put(Cow::Owned(new.into())),
             None => Decision::Remove,
         })
@@ -248,7 +248,7 @@ impl Tree {
         new: Option<&[u8]>,
     ) -> Result<bool> {
         let mut swapped = false;
-        self.access().alter(key, &mut |old| {
+        self.tree_ref().alter(key, &mut |old| {
             swapped = old == expected;
             match (swapped, new) {
                 (false, _) => Decision::Keep,
@@ -265,7 +265,7 @@ impl Tree {
     /// # Errors
     /// Damage, a failed read, a pool that is full of guards. Then nothing changed.
     pub fn take(&self, key: &[u8]) -> Result<Option<Value<'_>>> {
-        self.access().alter(key, &mut |_| Decision::Remove)
+        self.tree_ref().alter(key, &mut |_| Decision::Remove)
     }
 
     /// The first entry, which has the smallest key.
@@ -305,7 +305,7 @@ impl Tree {
     /// # Errors
     /// As [`take`](Tree::take).
     pub fn pop_first(&self) -> Result<Option<(Vec<u8>, Value<'_>)>> {
-        self.access().pop(TreeEnd::First)
+        self.tree_ref().pop(TreeEnd::First)
     }
 
     /// Atomically removes the last entry and returns it.
@@ -313,7 +313,7 @@ impl Tree {
     /// # Errors
     /// As [`take`](Tree::take).
     pub fn pop_last(&self) -> Result<Option<(Vec<u8>, Value<'_>)>> {
-        self.access().pop(TreeEnd::Last)
+        self.tree_ref().pop(TreeEnd::Last)
     }
 
     /// Removes an entry. Returns true if the tree had it. [`take`](Tree::take) returns its value.
@@ -321,7 +321,7 @@ impl Tree {
     /// # Errors
     /// Damage or a failed read. Then nothing changed.
     pub fn remove(&self, key: &[u8]) -> Result<bool> {
-        self.access().remove(key)
+        self.tree_ref().remove(key)
     }
 
     /// Removes the entries of a range of keys. Returns their number. Reads no blob.
@@ -348,7 +348,7 @@ impl Tree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn remove_range(&self, range: impl KeyRange) -> Result<u64> {
-        self.access().remove_range(bounds_of(&range), Selection::All)
+        self.tree_ref().remove_range(bounds_of(&range), Selection::All)
     }
 
     /// Removes the entries for which `keep` returns false. Returns their number.
@@ -372,7 +372,7 @@ impl Tree {
         range: impl KeyRange,
         mut keep: impl FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<u64> {
-        self.access().remove_range(bounds_of(&range), Selection::Unless(&mut keep))
+        self.tree_ref().remove_range(bounds_of(&range), Selection::Unless(&mut keep))
     }
 
     /// Removes and returns the entries of a range for which `chosen` returns true, as the iterator
@@ -382,7 +382,7 @@ impl Tree {
         range: impl KeyRange,
         chosen: F,
     ) -> ExtractIf<'_, F> {
-        ExtractIf::new(self.access(), bounds_of(&range), chosen)
+        ExtractIf::new(self.tree_ref(), bounds_of(&range), chosen)
     }
 
     /// Atomically removes all entries. Other changes wait until this returns. If there are
@@ -398,14 +398,14 @@ impl Tree {
     pub fn clear(&self) -> Result<()> {
         let exclusive = self.core.pages.exclusive()?;
         let change = self.core.pages.change_exclusively(&exclusive)?;
-        let access = self.access();
-        access.check_dropped()?;
-        access.clear(&change)
+        let tree = self.tree_ref();
+        tree.check_dropped()?;
+        tree.clear(&change)
     }
 
     /// A new cursor, which is at no entry yet.
     pub fn cursor(&self) -> Cursor<'_> {
-        Cursor::new(self.access())
+        Cursor::new(self.tree_ref())
     }
 
     /// All entries, in the order of their keys. As with [`get`](Tree::get), a value that is too
@@ -417,12 +417,12 @@ impl Tree {
 
     /// The entries of a range of keys, in the order of their keys: `"a".."f"`, `key..`, `..=key`.
     pub fn range(&self, range: impl KeyRange) -> Entries<'_> {
-        Entries::new(self.access(), bounds_of(&range))
+        Entries::new(self.tree_ref(), bounds_of(&range))
     }
 
     /// The entries whose keys begin with `prefix`, in the order of their keys.
     pub fn prefix(&self, prefix: &[u8]) -> Entries<'_> {
-        Entries::new(self.access(), bounds_of_prefix(prefix))
+        Entries::new(self.tree_ref(), bounds_of_prefix(prefix))
     }
 
     /// Fills an empty tree with sorted entries, bottom-up: writes every page once, and full.
@@ -438,7 +438,7 @@ impl Tree {
         &self,
         sorted: impl IntoIterator<Item = (K, V)>,
     ) -> Result<u64> {
-        self.access().bulk_load(sorted.into_iter().map(Ok))
+        self.tree_ref().bulk_load(sorted.into_iter().map(Ok))
     }
 
     /// As [`bulk_load`](Tree::bulk_load), for an input that may fail.
@@ -449,7 +449,7 @@ impl Tree {
         &self,
         sorted: impl IntoIterator<Item = Result<(K, V)>>,
     ) -> Result<u64> {
-        self.access().bulk_load(sorted.into_iter())
+        self.tree_ref().bulk_load(sorted.into_iter())
     }
 
     /// As [`bulk_load`](Tree::bulk_load), for a caller that adds entries one by one. Values can be
@@ -458,7 +458,7 @@ impl Tree {
     /// # Errors
     /// [`NotEmpty`](crate::Error::NotEmpty), damage, a failed read.
     pub fn bulk_loader(&self) -> Result<BulkLoader<'_>> {
-        BulkLoader::new(self.access())
+        BulkLoader::new(self.tree_ref())
     }
 
     /// Counts the entries and pages of the tree; the store keeps no count. Reads all pages of the
@@ -478,9 +478,9 @@ impl Tree {
     /// The first damage, or a failed read.
     pub fn check(&self) -> Result<TreeStat> {
         let _freeze = self.core.pages.freeze()?;
-        let access = self.open_access()?;
-        access.check_dropped()?;
-        access.check(&mut Strict::new(access))
+        let tree = self.open_access()?;
+        tree.check_dropped()?;
+        tree.check(&mut Strict::new(tree))
     }
 
     /// Visits the readable entries of the tree in order, and the damage between them. For stores
@@ -488,7 +488,7 @@ impl Tree {
     /// long for the pool is visited as an error.
     pub fn salvage(&self, visit: Visit<'_>) {
         match self.open_access() {
-            Ok(access) => access.salvage(visit),
+            Ok(tree) => tree.salvage(visit),
             Err(error) => drop(visit(Err(error))),
         }
     }
@@ -496,7 +496,7 @@ impl Tree {
     /// As [`salvage`](Tree::salvage), with values of any length.
     pub fn salvage_readers(&self, visit: VisitReaders<'_>) {
         match self.open_access() {
-            Ok(access) => access.salvage_readers(visit),
+            Ok(tree) => tree.salvage_readers(visit),
             Err(error) => drop(visit(Err(error))),
         }
     }

@@ -15,7 +15,7 @@ use vellum_pool::{
     RacyBytes, Restart, SharedGuard,
 };
 
-use super::Access;
+use super::TreeRef;
 use crate::error::{Error, Result};
 use crate::node::{HINTS_END, HINTS_FROM, LEAF_SLOT, Node, PayloadPlace, Position, Torn};
 use crate::page as header;
@@ -32,7 +32,7 @@ pub(crate) struct LongValue<'a> {
     _pin: Option<ValuePin<'a>>,
 }
 
-impl<'a> Access<'a> {
+impl<'a> TreeRef<'a> {
     /// The value of `key`.
     pub(crate) fn get(self, key: &[u8]) -> Result<Option<Value<'a>>> {
         match self.attempt(|| self.try_get(key))? {
@@ -181,7 +181,7 @@ impl<'a> Access<'a> {
     }
 
     fn blob_in(self, guard: SharedGuard<'a>, blob: BlobRef, key: &[u8]) -> Result<Blob<'a>> {
-        blob::check(&guard, self.tree.id, key, blob.len)
+        blob::check(&guard, self.state.id, key, blob.len)
             .map_err(|what| Error::damaged(blob.page, what))?;
         Ok(Blob::new(guard, blob.len as usize))
     }
@@ -383,21 +383,21 @@ fn child_for_target<R: PageReader>(
 /// The inner nodes of a tree, each as it is when it is reached: level by level, from the parents of
 /// leaves up, and from left to right, where the upper fence of a node leads to the next one.
 pub(crate) struct InnerNodes<'a> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     level: u8,
     /// Belongs to the next node.
     key: Vec<u8>,
 }
 
 impl<'a> InnerNodes<'a> {
-    pub(crate) fn new(access: Access<'a>) -> InnerNodes<'a> {
-        InnerNodes { access, level: 1, key: Vec::new() }
+    pub(crate) fn new(tree: TreeRef<'a>) -> InnerNodes<'a> {
+        InnerNodes { tree, level: 1, key: Vec::new() }
     }
 
     /// The next node under a shared lock, and its level.
     pub(crate) fn next(&mut self) -> Result<Option<(SharedGuard<'a>, u8)>> {
         let (target, level) = (Target::Key(&self.key), self.level);
-        let Some(guard) = self.access.shared_node(target, level)? else { return Ok(None) };
+        let Some(guard) = self.tree.shared_node(target, level)? else { return Ok(None) };
         check_covers(&guard, guard.page(), &self.key)?;
         match Node::new(&guard[..]).upper().map_err(|torn| Error::torn(guard.page(), torn))? {
             Some(upper) => self.key = [upper, &[0]].concat(),
@@ -410,7 +410,7 @@ impl<'a> InnerNodes<'a> {
 /// The length of the part of a leaf that a search without hints reads: header and slots.
 const LEAF_HEAD_BYTES: usize = HINTS_END + HINTS_FROM * LEAF_SLOT;
 
-impl<'a> Access<'a> {
+impl<'a> TreeRef<'a> {
     /// The tree's page with this number.
     #[inline(always)]
     pub(crate) fn page(self, id: u64) -> PageRef {
@@ -433,13 +433,13 @@ impl<'a> Access<'a> {
     /// The root and its level.
     #[inline(always)]
     pub(crate) fn root(self) -> Attempt<(OptimisticGuard<'a>, u8)> {
-        let word = self.tree.root_word();
+        let word = self.state.root_word();
         let root = self.pages.pool.optimistic(self.page(word));
         // A thread that drops the tree, or that moves the root, changes the word before it frees
         // the page. So a guard that is taken before the change is a guard of the tree's root, and
         // validation finds out whether it still is.
         let root = match root {
-            Ok(root) if self.tree.root_word() == word => root,
+            Ok(root) if self.state.root_word() == word => root,
             other => return Err(self.no_root(word, other.err())),
         };
         let level = self.read(root, Node::level)?;
@@ -453,7 +453,7 @@ impl<'a> Access<'a> {
     fn no_root(self, word: u64, error: Option<PoolError>) -> AttemptError {
         match (self.check_dropped(), error) {
             (Err(dropped), _) => AttemptError::Failed(dropped),
-            (Ok(()), Some(error)) if self.tree.root_word() == word => {
+            (Ok(()), Some(error)) if self.state.root_word() == word => {
                 AttemptError::Failed(error.into())
             }
             (Ok(()), _) => AttemptError::Restart,
@@ -462,19 +462,19 @@ impl<'a> Access<'a> {
 
     /// The page of the root, which may move.
     pub(crate) fn root_page(self) -> PageRef {
-        self.page(self.tree.root())
+        self.page(self.state.root())
     }
 
     /// Checks that a page is a node of this tree and level.
     #[inline(always)]
     pub(crate) fn check_node(self, guard: OptimisticGuard<'a>, level: u8) -> Attempt<()> {
-        match Node::new(guard.bytes()).is_of(self.tree.id, level) {
+        match Node::new(guard.bytes()).is_of(self.state.id, level) {
             true => Ok(()),
             false => Err(wrong_node_or_restart(
                 guard.validate(),
                 guard.page(),
                 guard.bytes(),
-                self.tree.id,
+                self.state.id,
                 level,
             )),
         }
@@ -715,8 +715,8 @@ impl<'a> Access<'a> {
     /// The level of a locked node. Checks that the node belongs to this tree.
     fn level_of(self, bytes: &[u8], page: PageRef) -> Result<u8> {
         let tree = header::tree(bytes);
-        if tree != self.tree.id {
-            return Err(tree_error(page, tree, self.tree.id));
+        if tree != self.state.id {
+            return Err(tree_error(page, tree, self.state.id));
         }
         Node::new(bytes).level().map_err(|torn| Error::torn(page, torn))
     }

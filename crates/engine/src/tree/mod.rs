@@ -52,25 +52,25 @@ use crate::versions::Time;
 
 /// A tree and the pages of its store. Every operation works on these.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Access<'a> {
+pub(crate) struct TreeRef<'a> {
     pub pages: &'a PageStore,
-    pub tree: &'a TreeState,
+    pub state: &'a TreeState,
 }
 
-impl Access<'_> {
+impl TreeRef<'_> {
     /// The tree as a view of this time sees it, if it was dropped since.
     pub(crate) fn at(self, time: Time) -> Self {
-        match self.tree.before_drop.get() {
-            Some((dropped, twin)) if time < *dropped => Access { tree: twin, ..self },
+        match self.state.before_drop.get() {
+            Some((dropped, twin)) if time < *dropped => TreeRef { state: twin, ..self },
             _ => self,
         }
     }
 
     #[inline(always)]
     pub(crate) fn check_dropped(self) -> Result<()> {
-        match self.tree.is_dropped() {
+        match self.state.is_dropped() {
             false => Ok(()),
-            true => Err(Error::NoSuchTree(self.tree.name().to_string())),
+            true => Err(Error::NoSuchTree(self.state.name().to_string())),
         }
     }
 }
@@ -91,7 +91,7 @@ pub(crate) struct TreeState {
     /// before it frees the old one.
     ///
     /// A thread loads the word, locks or reads the page, and loads the word again
-    /// (`Access::root`). If the word has changed, the page may have another use, even as another
+    /// (`TreeRef::root`). If the word has changed, the page may have another use, even as another
     /// node of the same tree. Then the thread starts again. If the word is the same, the page is
     /// the root, and stays the root as long as the thread holds it, or finds its version unchanged.
     root: AtomicU64,

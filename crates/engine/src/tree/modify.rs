@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use vellum_pool::{ExclusiveGuard, OptimisticGuard, PageRef};
 
-use super::Access;
+use super::TreeRef;
 use super::group::{Group, init};
 use super::lookup::{Attempt, AttemptError, LeafBytes, LeafValue, LongValue, Target};
 use crate::error::{Error, Result};
@@ -69,7 +69,7 @@ enum Extension {
 
 /// The page of a new blob. It is freed if the value is not written, also when the callback panics.
 struct UnwrittenBlob<'a, 'c> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     change: &'c Change<'c>,
     guard: Option<ExclusiveGuard<'a>>,
 }
@@ -77,12 +77,12 @@ struct UnwrittenBlob<'a, 'c> {
 impl Drop for UnwrittenBlob<'_, '_> {
     fn drop(&mut self) {
         if let Some(guard) = self.guard.take() {
-            self.access.free_page(self.change, guard);
+            self.tree.free_page(self.change, guard);
         }
     }
 }
 
-impl<'a> Access<'a> {
+impl<'a> TreeRef<'a> {
     /// Stores a value. Returns true if it replaced another value.
     pub(crate) fn put(self, key: &[u8], value: Incoming<'_>, existing: Existing) -> Result<bool> {
         self.check_key(key)?;
@@ -358,10 +358,10 @@ impl<'a> Access<'a> {
         value: Incoming<'_>,
     ) -> Result<BlobRef> {
         let len = value.len();
-        let page = init(change, &mut guard, PageKind::Blob, 0, self.tree.id);
+        let page = init(change, &mut guard, PageKind::Blob, 0, self.state.id);
         blob::put_len(&mut guard, len as u64);
         blob::put_key(&mut guard, key);
-        let mut unwritten = UnwrittenBlob { access: self, change, guard: Some(guard) };
+        let mut unwritten = UnwrittenBlob { tree: self, change, guard: Some(guard) };
         if let Some(guard) = &mut unwritten.guard {
             change.run_callback(|| value.write(&mut guard[BLOB_DATA..BLOB_DATA + len]))?;
         }
@@ -376,7 +376,7 @@ impl<'a> Access<'a> {
 
     /// Frees a blob that nothing refers to any more. Readers that hold it keep it until they end.
     pub(crate) fn free_blob(self, _change: &Change<'_>, blob: BlobRef) {
-        self.pages.free_value(self.tree.id, blob);
+        self.pages.free_value(self.state.id, blob);
     }
 
     /// Frees a page that nothing refers to any more.
@@ -391,7 +391,7 @@ impl<'a> Access<'a> {
     /// The page is no leaf of the tree any more. The caller holds its exclusive lock, or has
     /// exclusive use of the store.
     pub(crate) fn forget_popped(self, page: PageRef) {
-        for popped in &self.tree.popped_leaves {
+        for popped in &self.state.popped_leaves {
             if popped.load(Ordering::Relaxed) == page.id.0 {
                 popped.store(0, Ordering::Relaxed);
             }
@@ -443,7 +443,7 @@ enum UpdateOutcome {
     Blob,
 }
 
-impl<'a> Access<'a> {
+impl<'a> TreeRef<'a> {
     /// Changes the value of `key` in place. Returns false if there is none.
     pub(crate) fn update(self, key: &[u8], change: &mut dyn FnMut(&mut [u8])) -> Result<bool> {
         let begun = self.pages.change()?;
@@ -600,7 +600,7 @@ impl TreeEnd {
     }
 }
 
-impl<'a> Access<'a> {
+impl<'a> TreeRef<'a> {
     /// Atomically does with the value of `key` what `decide` says. Returns the old value. Calls
     /// `decide` under the leaf's lock, and calls it again if another change came between the
     /// decision and the replacement.
@@ -850,7 +850,7 @@ impl<'a> Access<'a> {
             };
             let expected = self.expect_change(&key);
             self.edit(&change, &mut leaf, expected, Edit::Remove { index })?;
-            let hint = &self.tree.popped_leaves[end as usize];
+            let hint = &self.state.popped_leaves[end as usize];
             if hint.load(Ordering::Relaxed) != leaf.page().id.0 {
                 hint.store(leaf.page().id.0, Ordering::Relaxed);
             }
@@ -872,7 +872,7 @@ impl<'a> Access<'a> {
     /// longer has the first or last entry, or if another thread has locked it.
     #[inline]
     fn known_end_leaf(self, end: TreeEnd) -> Option<ExclusiveGuard<'a>> {
-        let hint = &self.tree.popped_leaves[end as usize];
+        let hint = &self.state.popped_leaves[end as usize];
         let id = hint.load(Ordering::Relaxed);
         if id == 0 {
             return None;
@@ -887,7 +887,7 @@ impl<'a> Access<'a> {
         // has changed. Only one leaf has no fence on this side. If it has entries, it has the first
         // or last one.
         let is_end = hint.load(Ordering::Relaxed) == id
-            && node.is_of(self.tree.id, 0)
+            && node.is_of(self.state.id, 0)
             && fence == Ok(None)
             && node.count().is_ok_and(|count| count > 0);
         is_end.then_some(leaf)

@@ -24,7 +24,7 @@ use vellum_pool::{ExclusiveGuard, PageRef, Space};
 use super::group::{Group, init};
 use super::lookup::{InnerNodes, LeafBytes, LeafValue, LockedPair, Target};
 use super::modify::Incoming;
-use super::{Access, Cursor};
+use super::{Cursor, TreeRef};
 use crate::error::{Error, Result};
 use crate::node::{Edit, Node, Payload};
 use crate::page::PageKind;
@@ -68,7 +68,7 @@ impl Moves<'_> {
     }
 }
 
-impl<'a> Access<'a> {
+impl<'a> TreeRef<'a> {
     /// Moves the values that have pages of their own.
     ///
     /// # Errors
@@ -207,7 +207,7 @@ impl<'a> Access<'a> {
         // Before this thread takes a lock: a thread that waits for a frame should hold no pages.
         let Some(mut new) = self.pages.pool.allocate_below(frames, bound)? else { return Ok(0) };
         let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
-        init(&change, &mut new, kind, level, self.tree.id);
+        init(&change, &mut new, kind, level, self.state.id);
         let pair = match self.exclusive_pair(target, level) {
             Ok(Some(pair)) => pair,
             other => {
@@ -242,7 +242,7 @@ impl<'a> Access<'a> {
     pub(crate) fn move_root(
         self,
         change: &Change<'_>,
-        catalog: Access<'a>,
+        catalog: TreeRef<'a>,
         (name, entry): (&[u8], &[u8]),
         new: &mut ExclusiveGuard<'a>,
     ) -> Result<bool> {
@@ -268,7 +268,7 @@ impl<'a> Access<'a> {
         group.remove_page(place);
         group.end(&mut [&mut *new, &mut leaf])?;
         // Before the old page is free: a reader that finds it free looks for the root again.
-        self.tree.set_root(new.page().id.0);
+        self.state.set_root(new.page().id.0);
         self.free_page(change, root);
         Ok(true)
     }

@@ -11,7 +11,7 @@
 
 use vellum_pool::{ExclusiveGuard, PageRef};
 
-use super::Access;
+use super::TreeRef;
 use super::group::init;
 use super::lookup::{LeafBytes, LeafValue};
 use super::move_pages::{Limit, Moves};
@@ -27,7 +27,7 @@ const PIECES_AT_ONCE: usize = 32;
 
 /// A value that is being copied in part.
 struct Copy<'c, 'a> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     change: &'c Change<'c>,
     index: Index<'a>,
     blob: BlobRef,
@@ -45,7 +45,7 @@ struct Copy<'c, 'a> {
 impl Drop for Copy<'_, '_> {
     fn drop(&mut self) {
         // No record says that these pages are in use.
-        self.new.drain(..).for_each(|page| self.access.pages.free_logged(page));
+        self.new.drain(..).for_each(|page| self.tree.pages.free_logged(page));
     }
 }
 
@@ -66,7 +66,7 @@ impl<'a> Copy<'_, 'a> {
             };
             *child = copied.unwrap_or(*child);
         }
-        let pool = &self.access.pages.pool;
+        let pool = &self.tree.pages.pool;
         let place = match self.limit.bound(page) {
             Some(bound) => pool.allocate_below(page.frames, bound)?,
             None => None,
@@ -87,13 +87,13 @@ impl<'a> Copy<'_, 'a> {
 
     fn copy_piece(&mut self, page: PageRef, number: u64) -> Result<Option<u64>> {
         let Some(bound) = self.limit.bound(page) else { return Ok(None) };
-        let (access, pool) = (self.access, &self.access.pages.pool);
+        let (tree, pool) = (self.tree, &self.tree.pages.pool);
         if !pool.with_space(|space| space.has_room_below(page.frames.into(), bound)) {
             return Ok(None);
         }
         // Through a buffer: a thread that waits for a frame should hold no pages.
         let bytes = pool.fix_shared(page)?;
-        pieces::check_piece(&bytes, access.tree.id, self.index.value, number)
+        pieces::check_piece(&bytes, tree.state.id, self.index.value, number)
             .map_err(|what| Error::damaged(page, what))?;
         self.buffer.clear();
         self.buffer.extend_from_slice(&bytes[PAGE_HEADER..]);
@@ -107,11 +107,11 @@ impl<'a> Copy<'_, 'a> {
     }
 
     fn init(&mut self, page: &mut ExclusiveGuard<'a>, kind: PageKind, level: u8) {
-        self.new.push(init(self.change, page, kind, level, self.access.tree.id));
+        self.new.push(init(self.change, page, kind, level, self.tree.state.id));
     }
 }
 
-impl Access<'_> {
+impl TreeRef<'_> {
     /// Moves what has to move of the value of `key`, which is in pieces, as far as there is room.
     pub(super) fn move_pieces(
         self,
@@ -149,10 +149,10 @@ impl Access<'_> {
         // While it is pinned, no other value gets its place: the same reference is the same value.
         let pin = self.pages.pin(value.page.id);
         drop(leaf);
-        let index = Index::open(self.pages, self.tree.id, value, Some(key))?;
+        let index = Index::open(self.pages, self.state.id, value, Some(key))?;
         let level = index.shape.level;
         let mut copy = Copy {
-            access: self,
+            tree: self,
             change: &change,
             index,
             blob: value,

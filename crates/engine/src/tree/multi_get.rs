@@ -12,7 +12,7 @@
 
 use vellum_pool::{OptimisticGuard, PageRef};
 
-use super::Access;
+use super::TreeRef;
 use super::lookup::LeafBytes;
 use super::lookup::{Attempt, AttemptError};
 use crate::error::{Error, Result};
@@ -85,7 +85,7 @@ enum Progress {
 
 /// A batch of lookups.
 struct Batch<'a, 'k, K, V> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     keys: &'k [K],
     visit: V,
     /// The root and its level, where lookups start.
@@ -106,7 +106,7 @@ struct Batch<'a, 'k, K, V> {
     long: Vec<u8>,
 }
 
-impl<'a> Access<'a> {
+impl<'a> TreeRef<'a> {
     /// The values of `keys`, in their order.
     pub(crate) fn multi_get(self, keys: &[&[u8]]) -> Result<Vec<Option<Value<'a>>>> {
         let mut values: Vec<Option<Value<'a>>> = Vec::new();
@@ -130,7 +130,7 @@ impl<'a> Access<'a> {
     ) -> Result<()> {
         let pages = self.pages.pool.capacity() / 4 / u64::from(self.pages.page_frames);
         let mut batch = Batch {
-            access: self,
+            tree: self,
             keys,
             visit,
             root: self.stable_root()?,
@@ -220,7 +220,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
             self.look_up_alone(lookup.index)?;
             return Ok(Progress::Done);
         }
-        self.root = self.access.stable_root()?;
+        self.root = self.tree.stable_root()?;
         let restarts = lookup.restarts + 1;
         *lookup = Lookup { restarts, ..self.start(lookup.index) };
         Ok(Progress::Yield)
@@ -228,13 +228,13 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
 
     #[inline(always)]
     fn run_stages(&mut self, lookup: &mut Lookup<'a>) -> Attempt<Progress> {
-        let (access, key) = (self.access, self.keys[lookup.index].as_ref());
-        let pool = &access.pages.pool;
+        let (tree, key) = (self.tree, self.keys[lookup.index].as_ref());
+        let pool = &tree.pages.pool;
         loop {
             let level = lookup.level;
             match lookup.stage {
                 Stage::Begin => {
-                    let search = access.read(lookup.node, |node| match level {
+                    let search = tree.read(lookup.node, |node| match level {
                         0 => node.narrow::<LEAF_SLOT>(key),
                         _ => node.narrow::<INNER_SLOT>(key),
                     })?;
@@ -247,14 +247,14 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
                     }
                 }
                 Stage::Search(mut search) if level > 0 => {
-                    let id = access.read(lookup.node, |node| {
+                    let id = tree.read(lookup.node, |node| {
                         node.probe::<INNER_SLOT>(&mut search)?;
                         Ok(node.resolve_child(search, key)?.1)
                     })?;
                     lookup.stage = Stage::EnterChild(id);
                     if level <= 2 {
-                        pool.prefetch_state(access.page(id));
-                        access.touch_node(access.page(id), level - 1);
+                        pool.prefetch_state(tree.page(id));
+                        tree.touch_node(tree.page(id), level - 1);
                         return Ok(Progress::Yield);
                     }
                 }
@@ -264,7 +264,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
                     }
                 }
                 Stage::Search(mut search) => {
-                    let cell = access.read(lookup.node, |node| {
+                    let cell = tree.read(lookup.node, |node| {
                         node.probe::<LEAF_SLOT>(&mut search)?;
                         node.cell_at(search)
                     })?;
@@ -282,15 +282,15 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
     /// Enters a child. Returns false if the child is not resident, after validating the parent.
     #[inline(always)]
     fn enter(&mut self, lookup: &mut Lookup<'a>, id: u64) -> Attempt<bool> {
-        let access = self.access;
-        let child = access.pages.pool.try_optimistic(access.page(id));
+        let tree = self.tree;
+        let child = tree.pages.pool.try_optimistic(tree.page(id));
         lookup.node.validate()?;
         let Some(child) = child else {
             lookup.waits = lookup.waits.saturating_add(1);
-            self.missing.push(access.page(id));
+            self.missing.push(tree.page(id));
             return Ok(false);
         };
-        access.check_node(child, lookup.level - 1)?;
+        tree.check_node(child, lookup.level - 1)?;
         self.entered += 1;
         lookup.waits = 0;
         (lookup.node, lookup.level, lookup.stage) = (child, lookup.level - 1, Stage::Begin);
@@ -301,7 +301,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
     #[inline(always)]
     fn read_value(&mut self, lookup: &mut Lookup<'a>, search: Search) -> Attempt<Progress> {
         let (leaf, key) = (lookup.node, self.keys[lookup.index].as_ref());
-        let place = self.access.read(leaf, |node| node.resolve_payload(search, key))?;
+        let place = self.tree.read(leaf, |node| node.resolve_payload(search, key))?;
         let Some(place) = place else {
             leaf.validate()?;
             (self.visit)(lookup.index, FoundValue::Absent);
@@ -317,7 +317,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
                 &mut self.long[..]
             }
         };
-        self.access.read(leaf, |node| node.payload_to(place, value))?;
+        self.tree.read(leaf, |node| node.payload_to(place, value))?;
         leaf.validate()?;
         (self.visit)(lookup.index, FoundValue::Inline(value));
         Ok(Progress::Done)
@@ -327,7 +327,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
     /// leaves.
     #[cold]
     fn start_blob(&mut self, lookup: &Lookup<'a>, place: PayloadPlace) -> Attempt<Progress> {
-        let pool = &self.access.pages.pool;
+        let pool = &self.tree.pages.pool;
         // The reference is valid while this thread has locked the leaf.
         let leaf = lookup.node.upgrade_shared()?;
         let torn = |torn| Error::torn(leaf.page(), torn);
@@ -361,7 +361,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
     /// Looks up one key without interleaving.
     #[cold]
     fn look_up_alone(&mut self, index: usize) -> Result<()> {
-        let value = self.access.get(self.keys[index].as_ref())?;
+        let value = self.tree.get(self.keys[index].as_ref())?;
         (self.visit)(index, value.map_or(FoundValue::Absent, FoundValue::Guarded));
         Ok(())
     }
@@ -404,7 +404,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
 
     fn bring_in(&mut self) {
         if !self.missing.is_empty() {
-            self.access.pages.pool.evict_and_prefetch(&self.missing);
+            self.tree.pages.pool.evict_and_prefetch(&self.missing);
             self.missing.clear();
         }
     }
@@ -412,10 +412,10 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
     /// Whether the page of a waiting lookup has not arrived. If no read of the page is under way,
     /// for example because the pool had no frame for it, its read is started again.
     fn still_waits(&mut self, at: usize) -> bool {
-        let pool = &self.access.pages.pool;
+        let pool = &self.tree.pages.pool;
         let lookup = &mut self.waiting[at];
         let Stage::EnterChild(id) = lookup.stage else { return false };
-        let page = self.access.page(id);
+        let page = self.tree.page(id);
         if pool.try_optimistic(page).is_some() {
             return false;
         }
@@ -436,7 +436,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
             // The pool evicts the lookup's pages as soon as they have arrived.
             return self.look_up_alone(lookup.index).map(|()| true);
         }
-        match self.access.fault_in_child(lookup.node, id) {
+        match self.tree.fault_in_child(lookup.node, id) {
             Ok(_) => Ok(false),
             Err(error) => {
                 self.interrupted(lookup, error).map(|turn| matches!(turn, Progress::Done))

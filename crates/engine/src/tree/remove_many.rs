@@ -10,7 +10,7 @@ use std::ops::Bound;
 
 use vellum_pool::{ExclusiveGuard, OptimisticGuard};
 
-use super::Access;
+use super::TreeRef;
 use super::lookup::{LeafBytes, LeafValue};
 use super::scan::is_before_end;
 use crate::error::{Error, Result};
@@ -49,7 +49,7 @@ fn next_key(mut key: Vec<u8>) -> Vec<u8> {
     key
 }
 
-impl<'a> Access<'a> {
+impl<'a> TreeRef<'a> {
     /// Removes entries of a range. Returns their number.
     pub(crate) fn remove_range(
         self,
@@ -154,7 +154,7 @@ impl<'a> Access<'a> {
                 *next = next_key(dropped.upper);
             }
             Err(error) => {
-                tracing::warn!("dropping leaves of tree {:?} failed: {error}", self.tree.name());
+                tracing::warn!("dropping leaves of tree {:?} failed: {error}", self.state.name());
             }
         }
     }
@@ -181,7 +181,7 @@ impl<'a> Access<'a> {
     /// Merges the leaf for `key`. If that fails, the tree only has one more page than it needs.
     pub(crate) fn merge_or_warn(self, change: &Change<'_>, key: &[u8]) {
         if let Err(error) = self.merge(change, key) {
-            tracing::warn!("merging pages of tree {:?} failed: {error}", self.tree.name());
+            tracing::warn!("merging pages of tree {:?} failed: {error}", self.state.name());
         }
     }
 
@@ -228,7 +228,7 @@ enum BlobOutcome<'a> {
 /// between two steps. The iterator ends after an error.
 #[must_use = "the iterator removes nothing unless it is used"]
 pub struct ExtractIf<'a, F: FnMut(&[u8], &[u8]) -> bool> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     chosen: F,
     /// The smallest key that the iterator has not checked.
     from: Vec<u8>,
@@ -242,8 +242,8 @@ pub struct ExtractIf<'a, F: FnMut(&[u8], &[u8]) -> bool> {
 
 impl<F: FnMut(&[u8], &[u8]) -> bool> fmt::Debug for ExtractIf<'_, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ExtractIf { access, from, end, ended, .. } = self;
-        let tree = &access.tree.name();
+        let ExtractIf { tree, from, end, ended, .. } = self;
+        let tree = &tree.state.name();
         f.debug_struct("ExtractIf")
             .field("tree", tree)
             .field("from", from)
@@ -257,19 +257,19 @@ type Entry<'a> = (Vec<u8>, Value<'a>);
 
 impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
     pub(crate) fn new(
-        access: Access<'a>,
+        tree: TreeRef<'a>,
         (start, end): (Bound<Vec<u8>>, Bound<Vec<u8>>),
         chosen: F,
     ) -> ExtractIf<'a, F> {
         let from = first_key(start);
-        ExtractIf { access, chosen, from, end, place: None, removed: false, ended: false }
+        ExtractIf { tree, chosen, from, end, place: None, removed: false, ended: false }
     }
 
     fn next_entry(&mut self) -> Result<Option<Entry<'a>>> {
         loop {
-            let access = self.access;
-            let change = access.pages.change()?;
-            access.check_dropped()?;
+            let tree = self.tree;
+            let change = tree.pages.change()?;
+            tree.check_dropped()?;
             let (found, next) = self.extract_from_leaf(&change)?;
             drop(change);
             if found.is_some() {
@@ -279,7 +279,7 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
                 Resume::End => return Ok(None),
                 Resume::Key(key) => self.from = key,
                 Resume::Blob(key) => {
-                    let outcome = access.remove_blob_if(&key, &mut self.chosen)?;
+                    let outcome = tree.remove_blob_if(&key, &mut self.chosen)?;
                     if let BlobOutcome::NoBlob = outcome {
                         self.from = key;
                         continue;
@@ -296,7 +296,7 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
     /// Removes the next chosen entry of the current leaf, if it has one. Also returns where to
     /// resume.
     fn extract_from_leaf(&mut self, change: &Change<'_>) -> Result<(Option<Entry<'a>>, Resume)> {
-        let access = self.access;
+        let tree = self.tree;
         let unchanged = self.place.take().and_then(|(guard, index)| {
             let leaf = guard.upgrade().ok()?;
             Some((leaf, index))
@@ -304,7 +304,7 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
         let (mut leaf, first) = match unchanged {
             Some(place) => place,
             None => {
-                let leaf = access.exclusive_leaf(&self.from)?;
+                let leaf = tree.exclusive_leaf(&self.from)?;
                 let index = LeafBytes::from(&leaf).position(&self.from)?.index;
                 (leaf, index)
             }
@@ -326,14 +326,14 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
                 continue;
             }
             let value = Value::Inline(Cow::Owned(value.to_vec()));
-            let expected = access.expect_change(&key);
-            access.edit(change, &mut leaf, expected, Edit::Remove { index })?;
+            let expected = tree.expect_change(&key);
+            tree.edit(change, &mut leaf, expected, Edit::Remove { index })?;
             self.from.clone_from(&key);
             self.from.push(0);
             // This thread takes the optimistic guard while it holds the leaf, so the guard has the
             // version after this removal.
             let still = leaf.downgrade();
-            self.place = access.pages.pool.optimistic(page).ok().map(|guard| (guard, index));
+            self.place = tree.pages.pool.optimistic(page).ok().map(|guard| (guard, index));
             self.removed = true;
             drop(still);
             return Ok((Some((key, value)), Resume::End));
@@ -350,7 +350,7 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
     /// Merges the leaf for `key` if entries were removed from it, before the iterator leaves it.
     fn merge_left_leaf(&mut self, change: &Change<'_>, leaf: ExclusiveGuard<'a>, key: &[u8]) {
         if std::mem::take(&mut self.removed) {
-            self.access.after_removal(change, leaf, key, &[]);
+            self.tree.after_removal(change, leaf, key, &[]);
         }
     }
 }
@@ -376,10 +376,10 @@ impl<F: FnMut(&[u8], &[u8]) -> bool> Drop for ExtractIf<'_, F> {
     /// Merges the current leaf if it is underfull.
     fn drop(&mut self) {
         if self.removed
-            && let Ok(change) = self.access.pages.change()
-            && self.access.check_dropped().is_ok()
+            && let Ok(change) = self.tree.pages.change()
+            && self.tree.check_dropped().is_ok()
         {
-            self.access.merge_or_warn(&change, &self.from);
+            self.tree.merge_or_warn(&change, &self.from);
         }
     }
 }

@@ -3,7 +3,7 @@
 use vellum_pool::PageRef;
 
 use super::lookup::LeafBytes;
-use super::{Access, ValueReader};
+use super::{TreeRef, ValueReader};
 use crate::error::{Error, Result};
 use crate::node::Node;
 use crate::page::blob::BlobRef;
@@ -31,7 +31,7 @@ impl KeyBounds<'_> {
     }
 }
 
-impl Access<'_> {
+impl TreeRef<'_> {
     /// Visits the readable entries of the tree in order, and skips damaged pages.
     ///
     /// The pages of the file may be from different times. The walk uses a page if it belongs to
@@ -96,8 +96,9 @@ impl Access<'_> {
         let torn = |torn| Error::torn(page, torn);
         let node = Node::new(bytes);
         let (level, count) = (node.level().map_err(torn)?, node.count().map_err(torn)?);
-        if level > level_max || !node.is_of(self.tree.id, level) {
-            let what = format!("it is not a node of tree {} up to level {level_max}", self.tree.id);
+        if level > level_max || !node.is_of(self.state.id, level) {
+            let what =
+                format!("it is not a node of tree {} up to level {level_max}", self.state.id);
             return Err(Error::damaged(page, what));
         }
         let fences = (node.lower().map_err(torn)?, node.upper().map_err(torn)?);

@@ -22,7 +22,7 @@ use std::ops::{
 
 use vellum_pool::{OptimisticGuard, PageReader, PageRef};
 
-use super::Access;
+use super::TreeRef;
 use super::lookup::{Attempt, OptimisticPair, ParentOfLeaves, Target};
 use crate::error::{Error, Result};
 use crate::node::{Node, PayloadPlace, Torn};
@@ -134,7 +134,7 @@ const READ_AHEAD: usize = 32;
 /// ```
 #[derive(Debug)]
 pub struct Entries<'a> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     front: Cursor<'a>,
     /// `None` until the first step from the end.
     back: Option<Box<Cursor<'a>>>,
@@ -146,16 +146,16 @@ pub struct Entries<'a> {
 
 impl<'a> Entries<'a> {
     pub(crate) fn new(
-        access: Access<'a>,
+        tree: TreeRef<'a>,
         (start, end): (Bound<Vec<u8>>, Bound<Vec<u8>>),
     ) -> Entries<'a> {
-        let front = Cursor::new(access).read_ahead(READ_AHEAD);
-        Entries { access, front, back: None, start, end, begun: false, ended: false }
+        let front = Cursor::new(tree).read_ahead(READ_AHEAD);
+        Entries { tree, front, back: None, start, end, begun: false, ended: false }
     }
 
     /// All entries of a tree.
-    pub(crate) fn all(access: Access<'a>) -> Entries<'a> {
-        Entries::new(access, (Bound::Unbounded, Bound::Unbounded))
+    pub(crate) fn all(tree: TreeRef<'a>) -> Entries<'a> {
+        Entries::new(tree, (Bound::Unbounded, Bound::Unbounded))
     }
 
     /// The next entry from the start, valid until the next call. A long value pins memory of the
@@ -200,7 +200,7 @@ impl<'a> Entries<'a> {
         self.ended = true;
         while advance(self)? {
             let blob = match cursor(self) {
-                Some(cursor) if cursor.is_blob() => match self.access.get(cursor.key())? {
+                Some(cursor) if cursor.is_blob() => match self.tree.get(cursor.key())? {
                     // The entry was removed since the step: go on.
                     None => continue,
                     blob => blob,
@@ -241,7 +241,7 @@ impl<'a> Entries<'a> {
                 // From now on the front cursor ends at the back cursor, not at the end of the
                 // range.
                 self.front.forget_end();
-                let back = none.insert(Box::new(Cursor::new(self.access).read_ahead(READ_AHEAD)));
+                let back = none.insert(Box::new(Cursor::new(self.tree).read_ahead(READ_AHEAD)));
                 match &self.end {
                     Bound::Unbounded => back.last()?,
                     Bound::Included(key) => back.seek_back(key)?,
@@ -303,7 +303,7 @@ enum State {
 /// at no entry, as a new one.
 #[derive(Debug)]
 pub struct Cursor<'a> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     state: State,
     /// A copy of the leaf, and a guard of the version that was copied.
     leaf: Vec<u8>,
@@ -324,9 +324,9 @@ pub struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    pub(crate) fn new(access: Access<'a>) -> Cursor<'a> {
+    pub(crate) fn new(tree: TreeRef<'a>) -> Cursor<'a> {
         Cursor {
-            access,
+            tree,
             state: State::Fresh,
             leaf: Vec::new(),
             guard: None,
@@ -334,7 +334,7 @@ impl<'a> Cursor<'a> {
             scratch: Vec::new(),
             has_prefix: false,
             within: 0,
-            ahead: ReadAhead::new(access),
+            ahead: ReadAhead::new(tree),
             reads_blobs: false,
             blobs_until: 0,
         }
@@ -347,7 +347,7 @@ impl<'a> Cursor<'a> {
     /// By default, the cursor reads up to 1,024 leaves ahead, depending on the pool, and no blobs.
     /// Read-ahead begins at the second consecutive leaf, with a few leaves.
     pub fn read_ahead(mut self, leaves: usize) -> Cursor<'a> {
-        self.ahead.limit(self.access, leaves);
+        self.ahead.limit(self.tree, leaves);
         self.reads_blobs = leaves > 0;
         self
     }
@@ -540,7 +540,7 @@ impl<'a> Cursor<'a> {
     pub fn value(&self) -> Result<Option<Value<'_>>> {
         match self.payload() {
             Some((bytes, false)) => Ok(Some(Value::Inline(Cow::Borrowed(bytes)))),
-            Some((_, true)) => self.access.get(&self.key),
+            Some((_, true)) => self.tree.get(&self.key),
             None => Ok(None),
         }
     }
@@ -578,7 +578,7 @@ impl<'a> Cursor<'a> {
 
     /// The page that the leaf was copied from.
     fn page(&self) -> PageRef {
-        self.guard.map_or(self.access.root_page(), |guard| guard.page())
+        self.guard.map_or(self.tree.root_page(), |guard| guard.page())
     }
 
     fn find(&self, key: &[u8]) -> Result<(usize, bool)> {
@@ -590,7 +590,7 @@ impl<'a> Cursor<'a> {
     /// next copy then returns that error.
     fn is_current(&self) -> bool {
         self.guard.is_some_and(|guard| guard.validate().is_ok())
-            && self.access.pages.check_open().is_ok()
+            && self.tree.pages.check_open().is_ok()
     }
 
     /// Copies the leaf of the current key again, and finds the key in it.
@@ -610,7 +610,7 @@ impl<'a> Cursor<'a> {
     /// sibling of the leaf. `None` restarts read-ahead.
     fn load(&mut self, target: Target<'_>, direction: Option<Direction>) -> Result<()> {
         self.load_with(target, |cursor, reached| match direction {
-            Some(direction) => cursor.ahead.step(cursor.access, direction, reached),
+            Some(direction) => cursor.ahead.step(cursor.tree, direction, reached),
             None => cursor.ahead.restart(),
         })
     }
@@ -626,21 +626,21 @@ impl<'a> Cursor<'a> {
         self.blobs_until = 0;
         self.has_prefix = false;
         self.within = 0;
-        self.access.pages.check_open()?;
-        let access = self.access;
-        let copied = access.attempt(|| {
-            let reached = access.leaf(target)?;
+        self.tree.pages.check_open()?;
+        let tree = self.tree;
+        let copied = tree.attempt(|| {
+            let reached = tree.leaf(target)?;
             self.copy(reached)?;
             look_ahead(self, reached);
             Ok(())
         })?;
         if copied.is_none() {
-            let leaf = access.shared_leaf(target)?;
+            let leaf = tree.shared_leaf(target)?;
             self.leaf.clear();
             self.leaf.extend_from_slice(&leaf);
             // This thread takes the optimistic guard while it holds the leaf, so the guard has the
             // version of the copy.
-            self.guard = Some(access.pages.pool.optimistic(leaf.page())?);
+            self.guard = Some(tree.pages.pool.optimistic(leaf.page())?);
         }
         // Always true in a sound tree. Without this check, a damaged tree could lead the cursor in
         // a cycle, or past entries.
@@ -663,7 +663,7 @@ impl<'a> Cursor<'a> {
 
     /// Starts the reads of the blobs of the next entries in this leaf.
     fn prefetch_blobs(&mut self, index: usize, count: usize) {
-        let pool = &self.access.pages.pool;
+        let pool = &self.tree.pages.pool;
         if !self.reads_blobs || index < self.blobs_until {
             return;
         }
@@ -793,7 +793,7 @@ impl<'a> ReadAhead<'a> {
     const FRAMES: u32 = 1024;
 
     /// Read-ahead with the default limit for the pool.
-    pub(crate) fn new(access: Access<'a>) -> ReadAhead<'a> {
+    pub(crate) fn new(tree: TreeRef<'a>) -> ReadAhead<'a> {
         let mut ahead = ReadAhead {
             leaves_max: 0,
             steps: 0,
@@ -805,14 +805,14 @@ impl<'a> ReadAhead<'a> {
             key: Vec::new(),
             missing: Vec::new(),
         };
-        ahead.limit(access, ReadAhead::LEAVES);
+        ahead.limit(tree, ReadAhead::LEAVES);
         ahead
     }
 
     /// Sets the most leaves to read ahead; 0 for none.
-    pub(crate) fn limit(&mut self, access: Access<'a>, leaves: usize) {
-        let frames = access.pages.page_frames;
-        let share = access.pages.pool.capacity() / 8 / u64::from(frames);
+    pub(crate) fn limit(&mut self, tree: TreeRef<'a>, leaves: usize) {
+        let frames = tree.pages.page_frames;
+        let share = tree.pages.pool.capacity() / 8 / u64::from(frames);
         let share = usize::try_from(share).unwrap_or(usize::MAX);
         self.leaves_max = leaves.min(share).min((ReadAhead::FRAMES / frames) as usize);
     }
@@ -832,7 +832,7 @@ impl<'a> ReadAhead<'a> {
     /// The scan has moved to the next leaf, `reached`.
     pub(crate) fn step(
         &mut self,
-        access: Access<'a>,
+        tree: TreeRef<'a>,
         direction: Direction,
         reached: OptimisticPair<'a>,
     ) {
@@ -855,31 +855,31 @@ impl<'a> ReadAhead<'a> {
         if self.started <= self.window / 2 {
             let wanted = if self.steps < ReadAhead::LONG { self.steps / 2 } else { self.steps };
             self.window = wanted.max(2).min(self.leaves_max);
-            self.collect(access);
-            self.start(access);
+            self.collect(tree);
+            self.start(tree);
         }
     }
 
     /// Collects the next leaves, without waiting for pages. If the tree changes meanwhile, or a
     /// read fails, the scan finds out when it reaches the leaf.
-    fn collect(&mut self, access: Access<'a>) {
+    fn collect(&mut self, tree: TreeRef<'a>) {
         loop {
-            if self.take_children(access).is_err() {
+            if self.take_children(tree).is_err() {
                 self.parent = None;
             }
             let is_enough = self.leaves.len() >= self.window;
-            if is_enough || !matches!(self.next_parent(access), Ok(true)) {
+            if is_enough || !matches!(self.next_parent(tree), Ok(true)) {
                 return;
             }
         }
     }
 
     /// Adds the next children of the parent.
-    fn take_children(&mut self, access: Access<'a>) -> Attempt<()> {
+    fn take_children(&mut self, tree: TreeRef<'a>) -> Attempt<()> {
         let Some((parent, mut next)) = self.parent else { return Ok(()) };
         let before = self.leaves.len();
         let leaves = &mut self.leaves;
-        let read = access.read(parent, |node| {
+        let read = tree.read(parent, |node| {
             let count = node.count()?;
             while let Some(index) = next
                 && leaves.len() < self.window
@@ -888,7 +888,7 @@ impl<'a> ReadAhead<'a> {
                     next = None;
                     break;
                 }
-                leaves.push_back(access.page(node.child(index)?));
+                leaves.push_back(tree.page(node.child(index)?));
                 next = self.direction.next_index(index);
             }
             Ok(())
@@ -903,10 +903,10 @@ impl<'a> ReadAhead<'a> {
 
     /// Moves to the next parent. Returns false if there is none, or if it is not resident. In that
     /// case this starts its read, and a later call may find it.
-    fn next_parent(&mut self, access: Access<'a>) -> Attempt<bool> {
+    fn next_parent(&mut self, tree: TreeRef<'a>) -> Attempt<bool> {
         let Some((parent, None)) = self.parent else { return Ok(false) };
         let (direction, key) = (self.direction, &mut self.key);
-        let is_last = access.read(parent, |node| match direction {
+        let is_last = tree.read(parent, |node| match direction {
             Direction::Forward => Ok(!node.upper_into(key)?),
             Direction::Backward => Ok(!node.lower_into(key)?),
         })?;
@@ -918,16 +918,16 @@ impl<'a> ReadAhead<'a> {
             // The smallest key above the fence.
             key.push(0);
         }
-        match access.parent_of_leaves(key)? {
+        match tree.parent_of_leaves(key)? {
             ParentOfLeaves::Resident { parent, last, above } => {
                 let first = if direction == Direction::Forward { 0 } else { last };
                 self.parent = Some((parent, Some(first)));
-                self.start_parents(access, above, self.window / (last + 1))?;
+                self.start_parents(tree, above, self.window / (last + 1))?;
                 Ok(true)
             }
             ParentOfLeaves::Missing { page, above } => {
-                access.pages.pool.evict_and_prefetch(&[page]);
-                self.start_parents(access, above, 0)?;
+                tree.pages.pool.evict_and_prefetch(&[page]);
+                self.start_parents(tree, above, 0)?;
                 Ok(false)
             }
         }
@@ -937,19 +937,19 @@ impl<'a> ReadAhead<'a> {
     /// needs it, the device would be idle in between.
     fn start_parents(
         &mut self,
-        access: Access<'a>,
+        tree: TreeRef<'a>,
         above: Option<(OptimisticGuard<'a>, usize)>,
         more: usize,
     ) -> Attempt<()> {
         let Some((above, index)) = above else { return Ok(()) };
-        let (direction, pool) = (self.direction, &access.pages.pool);
+        let (direction, pool) = (self.direction, &tree.pages.pool);
         let mut missing = Vec::new();
-        access.read(above, |node| {
+        tree.read(above, |node| {
             let count = node.count()?;
             let next =
                 std::iter::successors(direction.next_index(index), |at| direction.next_index(*at));
             for at in next.take_while(|at| *at <= count).take(1 + more) {
-                missing.push(access.page(node.child(at)?));
+                missing.push(tree.page(node.child(at)?));
             }
             Ok(())
         })?;
@@ -960,8 +960,8 @@ impl<'a> ReadAhead<'a> {
     }
 
     /// Starts the reads of the leaves in the window that are not resident.
-    fn start(&mut self, access: Access<'a>) {
-        let pool = &access.pages.pool;
+    fn start(&mut self, tree: TreeRef<'a>) {
+        let pool = &tree.pages.pool;
         let ahead = self.window.min(self.leaves.len());
         let new = self.leaves.range(self.started.min(ahead)..ahead);
         self.missing.extend(new.filter(|page| !pool.is_resident(**page)));

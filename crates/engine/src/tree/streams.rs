@@ -16,7 +16,7 @@ use vellum_pool::{
     ExclusiveGuard, PAGE_SIZE, PageId, PageRange, PageRef, Pool, PoolOptions, RawPages,
 };
 
-use super::Access;
+use super::TreeRef;
 use super::check::Visitor;
 use super::group::init;
 use super::lookup::{LeafBytes, LeafValue};
@@ -59,7 +59,7 @@ const AHEAD_FRAMES: u64 = 1024;
 /// wait for the writer, and a crash loses none of its space.
 #[derive(Debug)]
 pub struct ValueWriter<'a> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     key: Vec<u8>,
     piece_frames: u32,
     /// The data of the next piece.
@@ -91,20 +91,20 @@ fn piece_frames(pages: &PageStore) -> u32 {
 }
 
 impl<'a> ValueWriter<'a> {
-    pub(crate) fn new(access: Access<'a>, key: &[u8]) -> Result<ValueWriter<'a>> {
-        access.check_key(key)?;
-        access.check_dropped()?;
-        access.pages.check_writable()?;
-        access.pages.try_reclaim_unlinked();
+    pub(crate) fn new(tree: TreeRef<'a>, key: &[u8]) -> Result<ValueWriter<'a>> {
+        tree.check_key(key)?;
+        tree.check_dropped()?;
+        tree.pages.check_writable()?;
+        tree.pages.try_reclaim_unlinked();
         Ok(ValueWriter {
-            access,
+            tree,
             key: key.to_vec(),
-            piece_frames: piece_frames(access.pages),
+            piece_frames: piece_frames(tree.pages),
             buffer: Vec::new(),
             pieces: 0,
             levels: vec![Level::default()],
             value: random_id() as u64,
-            unlinked: access.pages.unlinked.begin(),
+            unlinked: tree.pages.unlinked.begin(),
             failed: false,
         })
     }
@@ -137,17 +137,17 @@ impl<'a> ValueWriter<'a> {
 
     fn finish_with(mut self, existing: Existing) -> Result<bool> {
         self.check_failed()?;
-        let access = self.access;
-        let change = access.pages.change()?;
-        access.check_dropped()?;
+        let tree = self.tree;
+        let change = tree.pages.change()?;
+        tree.check_dropped()?;
         let replaced = match self.store_rest(&change)? {
-            None => access.put_in(&change, &self.key, Incoming::Bytes(&self.buffer), existing)?,
+            None => tree.put_in(&change, &self.key, Incoming::Bytes(&self.buffer), existing)?,
             Some(blob) => {
                 let payload = blob.encode();
                 let pages = self.ranges();
-                let with = access.pages.log_most_taken(&change, &pages)?;
+                let with = tree.pages.log_most_taken(&change, &pages)?;
                 let payload = Payload::Blob(&payload);
-                access.put_payload_of(&change, &self.key, payload, existing, with)?
+                tree.put_payload_of(&change, &self.key, payload, existing, with)?
             }
         };
         self.link(&change);
@@ -163,7 +163,7 @@ impl<'a> ValueWriter<'a> {
         }
         let blob = self.store_root(change)?;
         self.buffer = Vec::new();
-        let pages = self.access.pages;
+        let pages = self.tree.pages;
         pages.write_unlogged(pages.unlinked.pages(self.unlinked).iter())?;
         Ok(Some(blob))
     }
@@ -176,13 +176,13 @@ impl<'a> ValueWriter<'a> {
     /// The pages of the value, as records have them. The group that adds the reference to the value
     /// says that they are in use.
     pub(super) fn ranges(&self) -> Vec<PageRef> {
-        record_ranges(self.access.pages.unlinked.pages(self.unlinked).ranges())
+        record_ranges(self.tree.pages.unlinked.pages(self.unlinked).ranges())
     }
 
     /// Within this change the tree has got a reference to the value. So the pages of the value are
     /// no longer unlinked at the next checkpoint.
     pub(super) fn link(&self, change: &Change<'_>) {
-        let pages = self.access.pages;
+        let pages = self.tree.pages;
         if self.pieces > 0 {
             pages.require_version(change, FORMAT_VERSION_PIECES);
         }
@@ -208,9 +208,9 @@ impl<'a> ValueWriter<'a> {
         kind: PageKind,
         level: u8,
     ) -> Result<ExclusiveGuard<'a>> {
-        let pages = self.access.pages;
+        let pages = self.tree.pages;
         let mut guard = pages.pool.allocate(frames)?;
-        let page = init(change, &mut guard, kind, level, self.access.tree.id);
+        let page = init(change, &mut guard, kind, level, self.tree.state.id);
         pages.unlinked.add_page(self.unlinked, page);
         Ok(guard)
     }
@@ -243,7 +243,7 @@ impl<'a> ValueWriter<'a> {
 
     /// Stores the index page of a level if it is full.
     fn make_room(&mut self, change: &Change<'_>, level: usize) -> Result<()> {
-        match self.levels[level].refs.len() < fanout(self.access.pages.page_frames) {
+        match self.levels[level].refs.len() < fanout(self.tree.pages.page_frames) {
             true => Ok(()),
             false => self.store_level(change, level),
         }
@@ -261,7 +261,7 @@ impl<'a> ValueWriter<'a> {
     }
 
     fn index_page(&self, change: &Change<'_>, level: usize) -> Result<ExclusiveGuard<'a>> {
-        let frames = self.access.pages.page_frames;
+        let frames = self.tree.pages.page_frames;
         let mut guard = self.allocate(change, frames, PageKind::PieceIndex, level as u8 + 1)?;
         let Level { first, refs } = &self.levels[level];
         put_index(&mut guard, self.value, *first, refs);
@@ -296,8 +296,8 @@ impl<'a> ValueWriter<'a> {
         // The first bytes stay in the buffer, because a value that fits into one piece is not
         // stored in pieces.
         if self.buffer.len() == most || self.buffer.is_empty() && bytes.len() > most {
-            let change = self.access.pages.change()?;
-            self.access.check_dropped()?;
+            let change = self.tree.pages.change()?;
+            self.tree.check_dropped()?;
             if self.buffer.is_empty() {
                 self.store_piece(&change, &bytes[..most])?;
                 return Ok(most);
@@ -328,7 +328,7 @@ impl Write for ValueWriter<'_> {
 
 impl Drop for ValueWriter<'_> {
     fn drop(&mut self) {
-        self.access.pages.abandon(self.unlinked);
+        self.tree.pages.abandon(self.unlinked);
     }
 }
 
@@ -491,7 +491,7 @@ enum Kind<'a> {
 /// The parts of a value. A reader reads them one by one.
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     kind: Kind<'a>,
     /// The scratch pool, if the parts are too large for the store's pool. Such parts are in the
     /// file.
@@ -511,12 +511,12 @@ pub(crate) struct Place {
 impl<'a> Parts<'a> {
     /// The parts of a value in pieces.
     pub(crate) fn of_pieces(
-        access: Access<'a>,
+        tree: TreeRef<'a>,
         blob: BlobRef,
         key: Option<&[u8]>,
     ) -> Result<Parts<'a>> {
-        let index = Index::open(access.pages, access.tree.id, blob, key)?;
-        let (pages, frames) = (access.pages, u64::from(blob.piece_frames));
+        let index = Index::open(tree.pages, tree.state.id, blob, key)?;
+        let (pages, frames) = (tree.pages, u64::from(blob.piece_frames));
         // A store with this pool writes smaller pieces. So these pieces were written with another
         // pool, and are not in memory.
         let scratch = match frames > pages.pool.capacity() / 4 {
@@ -527,16 +527,16 @@ impl<'a> Parts<'a> {
             )?),
             false => None,
         };
-        Ok(Parts { access, kind: Kind::Pieces(index), scratch, next: 0, started: 0 })
+        Ok(Parts { tree, kind: Kind::Pieces(index), scratch, next: 0, started: 0 })
     }
 
     /// The parts of a whole value that is not in the pool. Reads and checks all of it.
-    pub(crate) fn of_whole(access: Access<'a>, blob: BlobRef, key: &[u8]) -> Result<Parts<'a>> {
+    pub(crate) fn of_whole(tree: TreeRef<'a>, blob: BlobRef, key: &[u8]) -> Result<Parts<'a>> {
         let frames = u64::from(PART_FRAMES) * SCRATCH_PARTS;
-        let scratch = scratch_pool(&access.pages.device, Arc::new(RawPages), frames)?;
+        let scratch = scratch_pool(&tree.pages.device, Arc::new(RawPages), frames)?;
         let whole = Whole { blob, parts: Vec::new() };
         let (kind, scratch) = (Kind::Whole(whole), Some(scratch));
-        let mut parts = Parts { access, kind, scratch, next: 0, started: 0 };
+        let mut parts = Parts { tree, kind, scratch, next: 0, started: 0 };
         parts.check_whole(blob, key)?;
         Ok(parts)
     }
@@ -561,7 +561,7 @@ impl<'a> Parts<'a> {
         let computed = sum.map_or(0, |sum| sum.value());
         let header = page::verify_parts(page, &head, computed)?;
         let checked = match header.kind {
-            PageKind::Blob => blob::check_head(&head, self.access.tree.id, blob.len)
+            PageKind::Blob => blob::check_head(&head, self.tree.state.id, blob.len)
                 .and_then(|()| blob::check_tail(&tail, page.bytes() as u64, key, blob.len)),
             _ => Err("it is not the page of a value".into()),
         };
@@ -606,11 +606,11 @@ impl<'a> Parts<'a> {
             self.started = 0;
         }
         self.next = part + 1;
-        let pool = self.scratch.as_ref().unwrap_or(&self.access.pages.pool);
+        let pool = self.scratch.as_ref().unwrap_or(&self.tree.pages.pool);
         let bytes = pool.fix_shared(page)?;
         let checked = match &self.kind {
             Kind::Pieces(index) => {
-                pieces::check_piece(&bytes, self.access.tree.id, index.value, part)
+                pieces::check_piece(&bytes, self.tree.state.id, index.value, part)
             }
             Kind::Whole(Whole { parts, .. }) => match parts.get(part as usize) {
                 Some(sum) if *sum != checksum(CrcAlgorithm::Crc64Nvme, &bytes) => {
@@ -627,7 +627,7 @@ impl<'a> Parts<'a> {
     /// Starts the reads of the next parts whose pages are known, when less than half of the parts
     /// that may be read ahead are left.
     fn read_ahead(&mut self, part: u64, page: PageRef) {
-        let pool = self.scratch.as_ref().unwrap_or(&self.access.pages.pool);
+        let pool = self.scratch.as_ref().unwrap_or(&self.tree.pages.pool);
         let most = match self.scratch {
             Some(_) => 1,
             None => (pool.capacity() / 16).min(AHEAD_FRAMES) / u64::from(page.frames),
@@ -662,7 +662,7 @@ impl<'a> Parts<'a> {
 /// returns an error of the store as an [`io::Error`] with an [`Error`] inside.
 #[derive(Debug)]
 pub struct ValueReader<'a> {
-    access: Access<'a>,
+    tree: TreeRef<'a>,
     len: u64,
     position: u64,
     source: Source<'a>,
@@ -719,9 +719,9 @@ fn copy(from: &[u8], to: &mut [u8]) -> usize {
 
 impl<'a> ValueReader<'a> {
     /// A reader of a value from a leaf.
-    pub(crate) fn inline(access: Access<'a>, value: Cow<'a, [u8]>) -> ValueReader<'a> {
+    pub(crate) fn inline(tree: TreeRef<'a>, value: Cow<'a, [u8]>) -> ValueReader<'a> {
         let (len, source) = (value.len() as u64, Source::Inline(value));
-        ValueReader { access, len, position: 0, source, _pin: None }
+        ValueReader { tree, len, position: 0, source, _pin: None }
     }
 
     /// Length of the value in bytes.
@@ -767,7 +767,7 @@ impl<'a> ValueReader<'a> {
         if wanted == 0 {
             return Ok(0);
         }
-        self.access.pages.check_open()?;
+        self.tree.pages.check_open()?;
         let target = &mut target[..wanted];
         let copied = match &mut self.source {
             Source::Inline(value) => copy(&value[self.position as usize..], target),
@@ -776,7 +776,7 @@ impl<'a> ValueReader<'a> {
         };
         // If the store was closed meanwhile, another process may have written what the scratch pool
         // has read.
-        self.access.pages.check_open()?;
+        self.tree.pages.check_open()?;
         self.position += copied as u64;
         Ok(copied)
     }
@@ -806,7 +806,7 @@ impl Seek for ValueReader<'_> {
     }
 }
 
-impl<'a> Access<'a> {
+impl<'a> TreeRef<'a> {
     /// A reader of the value of `key`.
     pub(crate) fn reader(self, key: &[u8]) -> Result<Option<ValueReader<'a>>> {
         let leaf = self.leaf_for_reading(key)?;
@@ -839,7 +839,7 @@ impl<'a> Access<'a> {
         } else {
             buffered(Parts::of_whole(self, blob, key)?)
         };
-        Ok(ValueReader { access: self, len: blob.len, position: 0, source, _pin: Some(pin) })
+        Ok(ValueReader { tree: self, len: blob.len, position: 0, source, _pin: Some(pin) })
     }
 
     /// Whether a reader reads a whole value through the store's pool, and not through the scratch
@@ -905,7 +905,7 @@ pub(crate) fn pages_of(store: &PageStore, tree: u32, blob: BlobRef) -> Result<Pa
     Ok(pages)
 }
 
-impl<'a> Access<'a> {
+impl<'a> TreeRef<'a> {
     /// Visits and checks all pages of a value in pieces.
     pub(crate) fn check_pieces(
         self,
@@ -914,7 +914,7 @@ impl<'a> Access<'a> {
         visitor: &mut dyn Visitor,
     ) -> Result<()> {
         let open = || {
-            let index = Index::open(self.pages, self.tree.id, blob, Some(key))?;
+            let index = Index::open(self.pages, self.state.id, blob, Some(key))?;
             Ok((index, Parts::of_pieces(self, blob, Some(key))?))
         };
         let (index, mut parts) = match open() {

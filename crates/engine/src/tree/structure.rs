@@ -6,7 +6,7 @@
 
 use vellum_pool::ExclusiveGuard;
 
-use super::Access;
+use super::TreeRef;
 use super::group::init;
 use super::lookup::{LockedPair, Target};
 use crate::error::{Error, Result};
@@ -54,7 +54,7 @@ pub(crate) struct DroppedLeaves {
     pub upper: Vec<u8>,
 }
 
-impl<'a> Access<'a> {
+impl<'a> TreeRef<'a> {
     /// Splits the node of `level` for `key`, and its ancestors if necessary, until it has room.
     pub(crate) fn make_room(
         self,
@@ -109,7 +109,7 @@ impl<'a> Access<'a> {
         // Before this thread takes a lock: a thread that waits for a frame should hold no pages.
         let mut spare = self.pages.pool.allocate(self.pages.page_frames)?;
         let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
-        init(change, &mut spare, kind, level, self.tree.id);
+        init(change, &mut spare, kind, level, self.state.id);
         let pair = match self.exclusive_pair(Target::Key(key), level) {
             Ok(Some(pair)) => pair,
             other => {

@@ -25,42 +25,42 @@ fn tree() -> (Store, Tree) {
 #[test]
 fn reading_with_locks_finds_the_same() {
     let (_store, tree) = tree();
-    let access = tree.access();
+    let tree_ref = tree.tree_ref();
     for n in 0..6001u32 {
         let key = n.to_be_bytes();
-        let (one, two) = (access.get(&key).unwrap(), access.get_locked(&key).unwrap());
+        let (one, two) = (tree_ref.get(&key).unwrap(), tree_ref.get_locked(&key).unwrap());
         assert_eq!(one.as_deref(), two.as_deref());
         assert_eq!(one.is_some(), n % 2 == 0 && n < 6000);
-        let optimistic = access.leaf(Target::Key(&key)).unwrap().node.page();
-        assert_eq!(access.shared_leaf(Target::Key(&key)).unwrap().page(), optimistic);
-        assert_eq!(access.exclusive_leaf_locked(Target::Key(&key)).unwrap().page(), optimistic);
+        let optimistic = tree_ref.leaf(Target::Key(&key)).unwrap().node.page();
+        assert_eq!(tree_ref.shared_leaf(Target::Key(&key)).unwrap().page(), optimistic);
+        assert_eq!(tree_ref.exclusive_leaf_locked(Target::Key(&key)).unwrap().page(), optimistic);
     }
-    let last = access.leaf(Target::Last).unwrap().node.page();
-    assert_eq!(access.shared_leaf(Target::Last).unwrap().page(), last);
+    let last = tree_ref.leaf(Target::Last).unwrap().node.page();
+    assert_eq!(tree_ref.shared_leaf(Target::Last).unwrap().page(), last);
 }
 
 #[test]
 fn pairs_are_parent_and_child_on_every_level() {
     let (_store, tree) = tree();
-    let access = tree.access();
+    let tree_ref = tree.tree_ref();
     let height = tree.stat().unwrap().height as u8;
     for n in (0..6000u32).step_by(7) {
         let key = n.to_be_bytes();
         for level in 0..height {
-            let pair = access
+            let pair = tree_ref
                 .exclusive_pair(Target::Key(&key), level)
                 .unwrap()
                 .expect("the tree is so high");
             assert_eq!(Node::new(&pair.node[..]).level(), Ok(level));
             let Some((parent, index)) = pair.parent else {
-                assert_eq!((pair.node.page(), level + 1), (access.root_page(), height));
+                assert_eq!((pair.node.page(), level + 1), (tree_ref.root_page(), height));
                 continue;
             };
             let parent = Node::new(&parent[..]);
             assert_eq!(parent.level(), Ok(level + 1));
             assert_eq!(parent.child(index), Ok(pair.node.page().id.0));
         }
-        assert!(access.exclusive_pair(Target::Key(&key), height).unwrap().is_none());
+        assert!(tree_ref.exclusive_pair(Target::Key(&key), height).unwrap().is_none());
     }
 }
 
@@ -69,16 +69,16 @@ fn pairs_are_parent_and_child_on_every_level() {
 #[test]
 fn the_ends_of_a_tree_are_found_after_empty_leaves() {
     let (store, tree) = tree();
-    let access = tree.access();
+    let tree_ref = tree.tree_ref();
     let empty = |target: Target<'_>| {
-        let change = access.pages.change().unwrap();
-        let mut leaf = access.leaf(target).unwrap().node.upgrade().unwrap();
+        let change = tree_ref.pages.change().unwrap();
+        let mut leaf = tree_ref.leaf(target).unwrap().node.upgrade().unwrap();
         let node = Node::new(&leaf[..]);
         let indexes: Vec<_> = (0..node.count().unwrap()).collect();
         let [mut lower, mut upper] = [Vec::new(), Vec::new()];
         node.lower_into(&mut lower).unwrap();
         node.upper_into(&mut upper).unwrap();
-        access.remove_all(&change, &mut leaf, &indexes).unwrap();
+        tree_ref.remove_all(&change, &mut leaf, &indexes).unwrap();
         (indexes.len() as u64, lower, upper)
     };
     let (one, _, upper) = empty(Target::Key(&[]));
@@ -106,11 +106,11 @@ fn the_ends_of_a_tree_are_found_after_empty_leaves() {
 #[test]
 fn a_group_that_does_not_end_has_changes_refused() {
     let (store, tree) = tree();
-    let access = tree.access();
+    let tree_ref = tree.tree_ref();
     {
-        let change = access.pages.change().unwrap();
-        let mut leaf = access.exclusive_leaf(b"0001").unwrap();
-        let mut group = access.group(&change);
+        let change = tree_ref.pages.change().unwrap();
+        let mut leaf = tree_ref.exclusive_leaf(b"0001").unwrap();
+        let mut group = tree_ref.group(&change);
         assert!(group.edit(&mut leaf, Edit::Remove { index: 0 }));
     }
     let error = tree.upsert(b"key", b"value").unwrap_err();
@@ -124,16 +124,16 @@ fn a_group_that_does_not_end_has_changes_refused() {
 #[test]
 fn a_group_that_changed_nothing_frees_nothing() {
     let (store, tree) = tree();
-    let access = tree.access();
+    let tree_ref = tree.tree_ref();
     let page = {
-        let change = access.pages.change().unwrap();
-        let leaf = access.exclusive_leaf(b"0001").unwrap();
+        let change = tree_ref.pages.change().unwrap();
+        let leaf = tree_ref.exclusive_leaf(b"0001").unwrap();
         let page = leaf.page();
-        let mut group = access.group(&change);
+        let mut group = tree_ref.group(&change);
         group.free(leaf);
         page
     };
-    assert!(access.pages.pool.fix_shared(page).is_ok());
+    assert!(tree_ref.pages.pool.fix_shared(page).is_ok());
     tree.upsert(b"key", b"value").unwrap();
     assert_eq!(tree.stat().unwrap().entries, 3001);
     drop(tree);
@@ -145,20 +145,20 @@ fn a_group_that_changed_nothing_frees_nothing() {
 #[test]
 fn a_commit_does_not_wait_for_a_reader_that_waits_for_it() {
     let (_store, tree) = tree();
-    let access = tree.access();
+    let tree_ref = tree.tree_ref();
     let (first, second) = (0_u32.to_be_bytes(), 60_u32.to_be_bytes());
     let pause = std::time::Duration::from_millis(50);
     std::thread::scope(|scope| {
-        let held = access.exclusive_leaf(&first).unwrap();
-        let other = access.exclusive_leaf(&second).unwrap();
-        scope.spawn(|| drop(access.get_locked(&first).unwrap()));
+        let held = tree_ref.exclusive_leaf(&first).unwrap();
+        let other = tree_ref.exclusive_leaf(&second).unwrap();
+        scope.spawn(|| drop(tree_ref.get_locked(&first).unwrap()));
         std::thread::sleep(pause);
         // The commit's second leaf changes all the time.
         scope.spawn(move || {
             std::thread::sleep(pause);
             drop(other);
         });
-        let found = access.try_exclusive_leaf(&second).unwrap();
+        let found = tree_ref.try_exclusive_leaf(&second).unwrap();
         drop((found, held));
     });
 }
@@ -167,7 +167,7 @@ fn a_commit_does_not_wait_for_a_reader_that_waits_for_it() {
 #[test]
 fn a_cleared_tree_knows_no_leaf_of_a_pop() {
     let (_store, tree) = tree();
-    let popped = &tree.access().tree.popped_leaves;
+    let popped = &tree.tree_ref().state.popped_leaves;
     popped.iter().for_each(|leaf| leaf.store(99, Ordering::Relaxed));
     tree.clear().unwrap();
     assert!(popped.iter().all(|leaf| leaf.load(Ordering::Relaxed) == 0));

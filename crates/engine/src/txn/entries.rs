@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::node::{Node, PayloadPlace, Torn};
 use crate::sync::lock;
-use crate::tree::{Access, Cursor, Direction, Target, is_after_start, is_before_end};
+use crate::tree::{Cursor, Direction, Target, TreeRef, is_after_start, is_before_end};
 use crate::txn::view::View;
 use crate::value::Value;
 use crate::versions::{KeyBounds, OldValue, ReadSet, is_range};
@@ -33,7 +33,7 @@ pub(crate) type Changes = BTreeMap<Key, Option<Arc<[u8]>>>;
 #[derive(Debug)]
 pub struct ViewEntries<'v> {
     view: &'v View,
-    access: Access<'v>,
+    tree: TreeRef<'v>,
     changes: Option<&'v Changes>,
     /// Where the iterator notes what it has read.
     reads: Option<&'v Mutex<ReadSet>>,
@@ -103,16 +103,16 @@ enum Seen {
 impl<'v> ViewEntries<'v> {
     pub(crate) fn new(
         view: &'v View,
-        access: Access<'v>,
+        tree: TreeRef<'v>,
         bounds: KeyBounds,
         changes: Option<&'v Changes>,
         reads: Option<&'v Mutex<ReadSet>>,
     ) -> ViewEntries<'v> {
         if let Some(reads) = reads {
-            lock(reads).begin_iterator(access.tree.id);
+            lock(reads).begin_iterator(tree.state.id);
         }
         let batch = |next: &Bound<Vec<u8>>| Batch {
-            cursor: Cursor::new(access),
+            cursor: Cursor::new(tree),
             slots: 0..0,
             others: VecDeque::new(),
             next: Some(next.clone()),
@@ -120,7 +120,7 @@ impl<'v> ViewEntries<'v> {
         };
         ViewEntries {
             view,
-            access,
+            tree,
             changes,
             reads,
             left: bounds.clone(),
@@ -300,7 +300,7 @@ impl<'v> ViewEntries<'v> {
             None => None,
             Some(Reached::Found(found)) => return Ok(Some(found)),
             Some(Reached::Long) if self.keys_only => Some(Value::Inline(Cow::Borrowed(&[][..]))),
-            Some(Reached::Long) => self.view.get(self.access, &self.key)?,
+            Some(Reached::Long) => self.view.get(self.tree, &self.key)?,
         };
         Ok(value.map(Found::Own))
     }
@@ -328,8 +328,8 @@ impl<'v> ViewEntries<'v> {
         let mut copied = batch.cursor.copy_leaf(target, came_from).map(drop);
         if matches!(copied, Err(Error::NoSuchTree(_))) {
             // The tree was dropped meanwhile. This view still sees it.
-            self.access = self.access.at(self.view.time());
-            batch.cursor = Cursor::new(self.access);
+            self.tree = self.tree.at(self.view.time());
+            batch.cursor = Cursor::new(self.tree);
             copied = batch.cursor.copy_leaf(target, came_from).map(drop);
         }
         copied?;
@@ -365,7 +365,7 @@ impl<'v> ViewEntries<'v> {
         if !is_range(bounds) {
             return (false, VecDeque::new());
         }
-        let tree = self.access.tree.id;
+        let tree = self.tree.state.id;
         let seen = self.view.versions().range_at(tree, bounds, self.view.time());
         let versions = seen.versions.into_iter().map(|(key, old)| {
             let old = old.map(|old| match old {
@@ -437,7 +437,7 @@ impl Drop for ViewEntries<'_> {
     /// Notes the part of the range that the iterator has read.
     fn drop(&mut self) {
         let Some(reads) = self.reads else { return };
-        let tree = self.access.tree.id;
+        let tree = self.tree.state.id;
         let mut reads = lock(reads);
         reads.end_iterator(tree);
         let (start, end) = std::mem::replace(&mut self.bounds, EVERYTHING);

@@ -82,7 +82,7 @@ impl Snapshot {
     /// # Errors
     /// As [`Tree::get`]; [`OtherStore`](crate::Error::OtherStore).
     pub fn get<'t>(&'t self, tree: &'t Tree, key: &[u8]) -> Result<Option<Value<'t>>> {
-        self.view.get(self.view.access(tree)?, key)
+        self.view.get(self.view.tree_ref(tree)?, key)
     }
 
     /// Whether `key` has a value.
@@ -90,7 +90,7 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub fn contains(&self, tree: &Tree, key: &[u8]) -> Result<bool> {
-        self.view.contains(self.view.access(tree)?, key)
+        self.view.contains(self.view.tree_ref(tree)?, key)
     }
 
     /// The values of many keys, in their order.
@@ -102,8 +102,8 @@ impl Snapshot {
         tree: &'t Tree,
         keys: &[&[u8]],
     ) -> Result<Vec<Option<Value<'t>>>> {
-        let access = self.view.access(tree)?;
-        self.view.multi_get(access, keys)
+        let tree = self.view.tree_ref(tree)?;
+        self.view.multi_get(tree, keys)
     }
 
     /// A reader of the value of `key`, of any length.
@@ -111,7 +111,7 @@ impl Snapshot {
     /// # Errors
     /// As [`Tree::reader`].
     pub fn reader<'t>(&'t self, tree: &'t Tree, key: &[u8]) -> Result<Option<ValueReader<'t>>> {
-        self.view.reader(self.view.access(tree)?, key)
+        self.view.reader(self.view.tree_ref(tree)?, key)
     }
 
     /// All entries, in the order of their keys.
@@ -127,8 +127,8 @@ impl Snapshot {
     /// # Errors
     /// As [`entries`](Snapshot::entries).
     pub fn range<'t>(&'t self, tree: &'t Tree, range: impl KeyRange) -> Result<ViewEntries<'t>> {
-        let access = self.view.access(tree)?;
-        Ok(ViewEntries::new(&self.view, access, bounds_of(&range), None, None))
+        let tree = self.view.tree_ref(tree)?;
+        Ok(ViewEntries::new(&self.view, tree, bounds_of(&range), None, None))
     }
 
     /// The entries whose keys begin with `prefix`, in the order of their keys.
@@ -136,7 +136,7 @@ impl Snapshot {
     /// # Errors
     /// As [`entries`](Snapshot::entries).
     pub fn prefix<'t>(&'t self, tree: &'t Tree, prefix: &[u8]) -> Result<ViewEntries<'t>> {
-        let access = self.view.access(tree)?;
-        Ok(ViewEntries::new(&self.view, access, bounds_of_prefix(prefix), None, None))
+        let tree = self.view.tree_ref(tree)?;
+        Ok(ViewEntries::new(&self.view, tree, bounds_of_prefix(prefix), None, None))
     }
 }

@@ -14,7 +14,7 @@ use crate::redo::log::RedoLog;
 use crate::store::Store;
 use crate::sync::lock;
 use crate::tree::{
-    Access, KeyRange, Tree, ValueReader, Write, bounds_of, bounds_of_prefix, commit,
+    KeyRange, Tree, TreeRef, ValueReader, Write, bounds_of, bounds_of_prefix, commit,
 };
 use crate::txn::entries::{Changes, ViewEntries};
 use crate::txn::view::View;
@@ -283,12 +283,12 @@ impl Transaction {
     /// # Errors
     /// As [`Tree::get`]; [`OtherStore`](Error::OtherStore).
     pub fn get<'t>(&'t self, tree: &'t Tree, key: &[u8]) -> Result<Option<Value<'t>>> {
-        let access = self.view.access(tree)?;
-        if let Some(own) = self.own(access.tree.id, key) {
+        let tree = self.view.tree_ref(tree)?;
+        if let Some(own) = self.own(tree.state.id, key) {
             return Ok(own.as_deref().map(|value| Value::Inline(Cow::Borrowed(value))));
         }
-        self.note_read(access.tree.id, key);
-        self.view.get(access, key)
+        self.note_read(tree.state.id, key);
+        self.view.get(tree, key)
     }
 
     /// Whether `key` has a value.
@@ -296,12 +296,12 @@ impl Transaction {
     /// # Errors
     /// As [`get`](Transaction::get).
     pub fn contains(&self, tree: &Tree, key: &[u8]) -> Result<bool> {
-        let access = self.view.access(tree)?;
-        if let Some(own) = self.own(access.tree.id, key) {
+        let tree = self.view.tree_ref(tree)?;
+        if let Some(own) = self.own(tree.state.id, key) {
             return Ok(own.is_some());
         }
-        self.note_read(access.tree.id, key);
-        self.view.contains(access, key)
+        self.note_read(tree.state.id, key);
+        self.view.contains(tree, key)
     }
 
     /// The values of many keys, in their order. Reads the pages that are not resident together.
@@ -313,12 +313,12 @@ impl Transaction {
         tree: &'t Tree,
         keys: &[&[u8]],
     ) -> Result<Vec<Option<Value<'t>>>> {
-        let access = self.view.access(tree)?;
-        let id = access.tree.id;
+        let tree = self.view.tree_ref(tree)?;
+        let id = tree.state.id;
         let others: Vec<&[u8]> =
             keys.iter().copied().filter(|key| self.own(id, key).is_none()).collect();
         others.iter().for_each(|key| self.note_read(id, key));
-        let mut read = self.view.multi_get(access, &others)?.into_iter();
+        let mut read = self.view.multi_get(tree, &others)?.into_iter();
         let value = |key: &&[u8]| match self.own(id, key) {
             Some(own) => own.as_deref().map(|value| Value::Inline(Cow::Borrowed(value))),
             None => read.next().flatten(),
@@ -331,13 +331,13 @@ impl Transaction {
     /// # Errors
     /// As [`Tree::reader`]; [`OtherStore`](Error::OtherStore).
     pub fn reader<'t>(&'t self, tree: &'t Tree, key: &[u8]) -> Result<Option<ValueReader<'t>>> {
-        let access = self.view.access(tree)?;
-        if let Some(own) = self.own(access.tree.id, key) {
-            let reader = |value: &'t [u8]| ValueReader::inline(access, Cow::Borrowed(value));
+        let tree = self.view.tree_ref(tree)?;
+        if let Some(own) = self.own(tree.state.id, key) {
+            let reader = |value: &'t [u8]| ValueReader::inline(tree, Cow::Borrowed(value));
             return Ok(own.as_deref().map(reader));
         }
-        self.note_read(access.tree.id, key);
-        self.view.reader(access, key)
+        self.note_read(tree.state.id, key);
+        self.view.reader(tree, key)
     }
 
     /// All entries, in the order of their keys.
@@ -355,8 +355,8 @@ impl Transaction {
     /// # Errors
     /// As [`entries`](Transaction::entries).
     pub fn range<'t>(&'t self, tree: &'t Tree, range: impl KeyRange) -> Result<ViewEntries<'t>> {
-        let access = self.view.access(tree)?;
-        Ok(self.entries_in(access, bounds_of(&range)))
+        let tree = self.view.tree_ref(tree)?;
+        Ok(self.entries_in(tree, bounds_of(&range)))
     }
 
     /// The entries whose keys begin with `prefix`, in the order of their keys.
@@ -364,14 +364,14 @@ impl Transaction {
     /// # Errors
     /// As [`entries`](Transaction::entries).
     pub fn prefix<'t>(&'t self, tree: &'t Tree, prefix: &[u8]) -> Result<ViewEntries<'t>> {
-        let access = self.view.access(tree)?;
-        Ok(self.entries_in(access, bounds_of_prefix(prefix)))
+        let tree = self.view.tree_ref(tree)?;
+        Ok(self.entries_in(tree, bounds_of_prefix(prefix)))
     }
 
-    fn entries_in<'t>(&'t self, access: Access<'t>, bounds: KeyBounds) -> ViewEntries<'t> {
-        let changes = self.changes.get(&access.tree.id).map(|changes| &changes.entries);
+    fn entries_in<'t>(&'t self, tree: TreeRef<'t>, bounds: KeyBounds) -> ViewEntries<'t> {
+        let changes = self.changes.get(&tree.state.id).map(|changes| &changes.entries);
         let reads = self.is_serializable().then_some(&self.reads);
-        ViewEntries::new(&self.view, access, bounds, changes, reads)
+        ViewEntries::new(&self.view, tree, bounds, changes, reads)
     }
 
     /// Stores a value. Reads nothing: transactions that only put the same key do not conflict, and
@@ -381,11 +381,11 @@ impl Transaction {
     /// Limits; [`TransactionTooLarge`](Error::TransactionTooLarge). Then the transaction is
     /// unchanged.
     pub fn put(&mut self, tree: &Tree, key: &[u8], value: &[u8]) -> Result<()> {
-        let access = self.view.access(tree)?;
-        access.check_dropped()?;
-        access.pages.check_writable()?;
-        access.check_entry(key, value)?;
-        self.change(tree, access.tree.id, key, Some(value))
+        let tree_ref = self.view.tree_ref(tree)?;
+        tree_ref.check_dropped()?;
+        tree_ref.pages.check_writable()?;
+        tree_ref.check_entry(key, value)?;
+        self.change(tree, tree_ref.state.id, key, Some(value))
     }
 
     /// Stores a value for a new key.
@@ -424,12 +424,12 @@ impl Transaction {
     /// # Errors
     /// As [`put`](Transaction::put) and [`get`](Transaction::get).
     pub fn remove(&mut self, tree: &Tree, key: &[u8]) -> Result<bool> {
-        let access = self.view.access(tree)?;
-        access.check_key(key)?;
-        access.pages.check_writable()?;
+        let tree_ref = self.view.tree_ref(tree)?;
+        tree_ref.check_key(key)?;
+        tree_ref.pages.check_writable()?;
         let is_there = self.contains(tree, key)?;
         if is_there {
-            self.change(tree, access.tree.id, key, None)?;
+            self.change(tree, tree_ref.state.id, key, None)?;
         }
         Ok(is_there)
     }
@@ -439,11 +439,11 @@ impl Transaction {
     /// # Errors
     /// As [`remove`](Transaction::remove). Then some of the entries are removed in the transaction.
     pub fn remove_range(&mut self, tree: &Tree, range: impl KeyRange) -> Result<u64> {
-        let access = self.view.access(tree)?;
-        access.pages.check_writable()?;
+        let tree_ref = self.view.tree_ref(tree)?;
+        tree_ref.pages.check_writable()?;
         let most = self.bytes_max();
         let (mut keys, mut bytes) = (Vec::new(), 0);
-        for key in self.entries_in(access, bounds_of(&range)).keys() {
+        for key in self.entries_in(tree_ref, bounds_of(&range)).keys() {
             let key = key?;
             bytes += key.len() as u64;
             if bytes > most {
@@ -452,7 +452,7 @@ impl Transaction {
             keys.push(key);
         }
         for key in &keys {
-            self.change(tree, access.tree.id, key, None)?;
+            self.change(tree, tree_ref.state.id, key, None)?;
         }
         Ok(keys.len() as u64)
     }
@@ -624,9 +624,9 @@ impl Transaction {
         let mut seen = 0;
         for (id, key) in reads.keys() {
             let tree = live.iter().find(|tree| tree.id == id);
-            let access = tree.map(|tree| Access { pages: &core.pages, tree });
+            let tree = tree.map(|tree| TreeRef { pages: &core.pages, state: tree });
             // Nothing is known of a tree that is gone, or of a leaf that cannot be read.
-            let lsn = access.and_then(|access| access.newest_change(key).ok());
+            let lsn = tree.and_then(|tree| tree.newest_change(key).ok());
             seen = seen.max(lsn.unwrap_or(newest));
             if seen >= newest {
                 break;
@@ -657,7 +657,7 @@ impl Transaction {
         let lsn = loop {
             let writes = self.changes.values().flat_map(|TreeChanges { tree, entries }| {
                 entries.iter().map(|(key, value)| Write {
-                    access: tree.access(),
+                    tree: tree.tree_ref(),
                     key,
                     value: value.as_deref(),
                 })

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::error::{Error, Result};
 use crate::store::core::StoreCore;
-use crate::tree::{Access, Tree, ValueReader};
+use crate::tree::{Tree, TreeRef, ValueReader};
 use crate::value::Value;
 use crate::versions::{OldValue, ReadSet, Seen, Time, Validation, Versions};
 
@@ -49,7 +49,7 @@ impl View {
     }
 
     /// The pages of a tree, which must be of this store.
-    pub(crate) fn access<'t>(&self, tree: &'t Tree) -> Result<Access<'t>> {
+    pub(crate) fn tree_ref<'t>(&self, tree: &'t Tree) -> Result<TreeRef<'t>> {
         match tree.is_of(&self.core) {
             true => Ok(tree.open_access()?.at(self.time)),
             false => Err(Error::OtherStore(tree.name().to_string())),
@@ -57,28 +57,28 @@ impl View {
     }
 
     /// The value of `key`.
-    pub(crate) fn get<'t>(&self, access: Access<'t>, key: &[u8]) -> Result<Option<Value<'t>>> {
+    pub(crate) fn get<'t>(&self, tree: TreeRef<'t>, key: &[u8]) -> Result<Option<Value<'t>>> {
         // The page first. An error may be about a value that this view does not see.
-        let found = self.read(access, |access| access.get(key));
-        match self.versions().at(access.tree.id, key, self.time) {
+        let found = self.read(tree, |tree| tree.get(key));
+        match self.versions().at(tree.state.id, key, self.time) {
             Seen::Page => found,
             Seen::Version(None) => Ok(None),
             Seen::Version(Some(OldValue::Inline(value))) => {
                 Ok(Some(Value::Inline(Cow::Owned(value.to_vec()))))
             }
             // This view keeps the pages of the value.
-            Seen::Version(Some(OldValue::Blob(blob))) => access.open_value(blob, key).map(Some),
+            Seen::Version(Some(OldValue::Blob(blob))) => tree.open_value(blob, key).map(Some),
         }
     }
 
     /// Reads a tree. It may be dropped meanwhile; then this view still sees it.
     pub(crate) fn read<'t, T>(
         &self,
-        access: Access<'t>,
-        read: impl Fn(Access<'t>) -> Result<T>,
+        tree: TreeRef<'t>,
+        read: impl Fn(TreeRef<'t>) -> Result<T>,
     ) -> Result<T> {
-        match read(access) {
-            Err(Error::NoSuchTree(_)) => read(access.at(self.time)),
+        match read(tree) {
+            Err(Error::NoSuchTree(_)) => read(tree.at(self.time)),
             read => read,
         }
     }
@@ -86,18 +86,18 @@ impl View {
     /// The values of many keys, in their order.
     pub(crate) fn multi_get<'t>(
         &self,
-        access: Access<'t>,
+        tree: TreeRef<'t>,
         keys: &[&[u8]],
     ) -> Result<Vec<Option<Value<'t>>>> {
-        let mut values = match access.multi_get(keys) {
+        let mut values = match tree.multi_get(keys) {
             // The error may be about a value that this view does not see.
-            Err(_) => return keys.iter().map(|key| self.get(access, key)).collect(),
+            Err(_) => return keys.iter().map(|key| self.get(tree, key)).collect(),
             Ok(values) => values,
         };
         if self.versions().now() > self.time {
             for (key, value) in keys.iter().zip(&mut values) {
-                if self.versions().at(access.tree.id, key, self.time) != Seen::Page {
-                    *value = self.get(access, key)?;
+                if self.versions().at(tree.state.id, key, self.time) != Seen::Page {
+                    *value = self.get(tree, key)?;
                 }
             }
         }
@@ -105,9 +105,9 @@ impl View {
     }
 
     /// Whether `key` has a value.
-    pub(crate) fn contains(&self, access: Access<'_>, key: &[u8]) -> Result<bool> {
-        let found = self.read(access, |access| access.contains(key));
-        match self.versions().at(access.tree.id, key, self.time) {
+    pub(crate) fn contains(&self, tree: TreeRef<'_>, key: &[u8]) -> Result<bool> {
+        let found = self.read(tree, |tree| tree.contains(key));
+        match self.versions().at(tree.state.id, key, self.time) {
             Seen::Page => found,
             Seen::Version(old) => Ok(old.is_some()),
         }
@@ -116,19 +116,19 @@ impl View {
     /// A reader of the value of `key`.
     pub(crate) fn reader<'t>(
         &self,
-        access: Access<'t>,
+        tree: TreeRef<'t>,
         key: &[u8],
     ) -> Result<Option<ValueReader<'t>>> {
-        let found = self.read(access, |access| access.reader(key));
-        match self.versions().at(access.tree.id, key, self.time) {
+        let found = self.read(tree, |tree| tree.reader(key));
+        match self.versions().at(tree.state.id, key, self.time) {
             Seen::Page => found,
             Seen::Version(None) => Ok(None),
             Seen::Version(Some(OldValue::Inline(value))) => {
-                Ok(Some(ValueReader::inline(access, value.to_vec().into())))
+                Ok(Some(ValueReader::inline(tree, value.to_vec().into())))
             }
             Seen::Version(Some(OldValue::Blob(blob))) => {
-                let pin = access.pages.pin(blob.page.id);
-                access.open_reader(blob, key, pin).map(Some)
+                let pin = tree.pages.pin(blob.page.id);
+                tree.open_reader(blob, key, pin).map(Some)
             }
         }
     }
