@@ -99,7 +99,7 @@
  * durable. With VELLUM_NO_LOG: if a process changes a store after its last vellum_store_sync() and is
  * then killed, or ends by _exit(), the store is unclean, and an unclean store does not open
  * (-EUCLEAN). The child of a fork must not use the handles of its parent. It may free readers,
- * writers, loads, cursors, snapshots and transactions; the parent keeps its own.
+ * writers, loads, cursors, snapshots, transactions and commits; the parent keeps its own.
  *
  * Keys have up to some thousand bytes, and the empty key is a key; values have up to 2^48 bytes.
  * Linux 5.10 and later, pages of 4 KiB.
@@ -131,6 +131,9 @@ typedef struct vellum_load vellum_load;
 
 /* Changes of entries, all or none. */
 typedef struct vellum_transaction vellum_transaction;
+
+/* A commit that may not be durable yet. */
+typedef struct vellum_commit vellum_commit;
 
 /* A view of the store that does not change. */
 typedef struct vellum_snapshot vellum_snapshot;
@@ -584,6 +587,52 @@ int vellum_transaction_release(const vellum_transaction *transaction, uint64_t s
  * -EALREADY  the transaction has ended
  */
 int vellum_transaction_commit(const vellum_transaction *transaction);
+
+/*
+ * A function that is told that a commit is durable (`error` is 0), or that it is unknown whether it
+ * will be: then `error` is a negative errno value, and vellum_last_error() returns the words within
+ * the function.
+ *
+ * The function runs on a thread of the store, or on any thread that is in a call of libvellum: it
+ * must not wait, and must take no lock that a thread holds while it calls libvellum. It may free its
+ * argument. It must call no function of libvellum but vellum_last_error(), and it must return: no
+ * exception of C++ and no longjmp() may leave it.
+ */
+typedef void (*vellum_durable)(void *argument, int error);
+
+/*
+ * Commits as vellum_transaction_commit(), and returns before the transaction is durable. So one thread
+ * can have thousands of commits under way. Other threads see the changes when the call returns.
+ *
+ * If the call returns 0, it has `durable` called exactly once, with `argument`: perhaps before the
+ * call returns, and at the latest before vellum_store_close() returns. It is called also if the log
+ * fails, and when exit() closes the store. If the call returns an error, `durable` is never called.
+ * A process that ends without exit(), and the child of a fork, call nothing.
+ *
+ * This asks for durability even with VELLUM_BUFFERED or VELLUM_NO_SYNC. A store without a log syncs
+ * its file within the call.
+ *
+ * The errors are those of vellum_transaction_commit() for which nothing has changed. What makes it
+ * unknown whether the changes are durable is for `durable`.
+ */
+int vellum_transaction_commit_then(const vellum_transaction *transaction, vellum_durable durable,
+				   void *argument);
+
+/* The same, with a handle to wait for in place of a function. */
+int vellum_transaction_commit_start(const vellum_transaction *transaction, vellum_commit **result);
+
+/*
+ * Waits until the commit is durable, for some milliseconds at most: 0 only looks, and a negative
+ * number stands for any time. Several threads may wait for one commit. A commit that ended before
+ * its store was closed keeps its end.
+ *
+ * -EINPROGRESS  the time is over
+ * -EIO and numbers of the system: the changes are made, and a crash may take them
+ */
+int vellum_commit_wait(const vellum_commit *commit, int milliseconds);
+
+/* Frees a handle. Does nothing with NULL. The commit goes on. */
+void vellum_commit_close(vellum_commit *commit);
 
 /* Frees a handle. Does nothing with NULL. Without a commit, the changes are dropped. */
 void vellum_transaction_close(vellum_transaction *transaction);

@@ -8,6 +8,7 @@
 
 mod aquila;
 mod call;
+mod commit;
 mod create;
 mod cursor;
 mod daemon;

@@ -78,6 +78,15 @@ impl Shared {
     }
 }
 
+impl TransactionHandle {
+    /// Commits, and has a function called when the transaction is durable, or never will be known
+    /// to be. An error of this call is that of the commit: then the function is not called.
+    pub(crate) fn commit_then(&self, durable: impl FnOnce(Outcome) + Send + 'static) -> Outcome {
+        let transaction = self.0.end().ok_or_else(ended)?;
+        Ok(transaction.commit_then(|end| durable(end.map_err(Failure::from)))?)
+    }
+}
+
 fn ended() -> Failure {
     Failure::new(Errno::ALREADY, "the transaction has ended: close it".into())
 }

@@ -51,7 +51,7 @@ fn text(output: Output) -> String {
 }
 
 /// The programs. Together they call every function of every header.
-const PROGRAMS: [&str; 5] = ["aquila", "bulk", "dax", "everything", "store"];
+const PROGRAMS: [&str; 6] = ["aquila", "bulk", "commits", "dax", "everything", "store"];
 const HEADERS: [&str; 4] = ["vellum.h", "vellum_aquila.h", "vellum_dax.h", "vellum_morsel.h"];
 
 /// Compiles programs and runs them.
@@ -93,7 +93,7 @@ fn programs_run_with_the_static_library() {
 fn programs_run_under_sanitizers() {
     let sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
     run_with(
-        &["aquila", "bulk", "dax", "store"],
+        &["aquila", "bulk", "commits", "dax", "store"],
         &[&sanitizers.map(OsString::from)[..], &shared()].concat(),
     );
 }
@@ -154,6 +154,7 @@ fn types_are_the_same_in_both() {
         ("WriterHandle", "vellum_writer"),
         ("LoadHandle", "vellum_load"),
         ("TransactionHandle", "vellum_transaction"),
+        ("CommitHandle", "vellum_commit"),
         ("SnapshotHandle", "vellum_snapshot"),
         ("CursorHandle", "vellum_cursor"),
         ("ValuesHandle", "vellum_values"),
@@ -185,7 +186,7 @@ fn types_are_the_same_in_both() {
     let mut declarations = Vec::new();
     builder.generate().unwrap().write(&mut declarations);
     let declarations = String::from_utf8(declarations).unwrap();
-    assert!(declarations.matches("vellum_").count() >= 116, "{declarations}");
+    assert!(declarations.matches("vellum_").count() >= 120, "{declarations}");
     let includes = HEADERS.map(|header| format!("#include \"{header}\"\n")).concat();
     std::fs::write(&source, includes + &declarations).unwrap();
     run(compiler("cc").args(WARNINGS).arg("-fsyntax-only").arg(source));

@@ -6,6 +6,7 @@
 
 mod bulk;
 mod call;
+mod commits;
 mod entries;
 mod error;
 mod load;
@@ -35,6 +36,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tree::PyTransactionTree>()?;
     module.add_class::<transaction::PyTransaction>()?;
     module.add_class::<transaction::PySavepoint>()?;
+    module.add_class::<commits::PyEnds>()?;
     module.add_class::<snapshot::PySnapshot>()?;
     module.add_class::<entries::PyEntries>()?;
     module.add_class::<maintenance::PyCheck>()?;

@@ -8,6 +8,7 @@ use pyo3::types::PyTuple;
 use vellum::{Durability, Isolation, Savepoint, Transaction, TransactionOptions};
 
 use crate::call::{Failure, check_process, lock, work};
+use crate::commits::PyEnds;
 use crate::tree::{PyTransactionTree, PyTree};
 use crate::view::{ENDED, Open, SharedTransaction, change};
 
@@ -81,6 +82,33 @@ impl PyTransaction {
             let open = lock(&self.transaction).take().ok_or(ENDED)?;
             open.transaction.commit().map_err(Failure::Store)
         })
+    }
+
+    /// As commit(), but returns before the transaction is durable, whatever its durability: a
+    /// concurrent.futures.Future whose result is None when it is. So one thread can have thousands
+    /// of commits under way. With asyncio: await asyncio.wrap_future(transaction.commit_future()).
+    ///
+    /// An exception of this call is one of the commit: nothing has changed. The future has an
+    /// OSError if it is unknown whether the changes, which are made, are durable. It cannot be
+    /// cancelled. The callbacks of all futures run on one thread, and may use the store, but must
+    /// not wait for such a future. Store.close() waits for the commits, and so does the end of the
+    /// interpreter, for their callbacks as well. In the child of a fork its parent's futures never
+    /// end. Without a log the call itself waits for a sync of the store.
+    fn commit_future(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        check_process(self.process)?;
+        let begun = py.import("vellum._commits")?.call_method0("begin")?;
+        let (ends, future): (Py<PyEnds>, Py<PyAny>) = begun.extract()?;
+        let (list, result) = (ends.clone_ref(py), future.clone_ref(py));
+        work(py, || {
+            let put = move |end| list.get().put(future, end);
+            let open = lock(&self.transaction).take().ok_or(ENDED);
+            let done = open.and_then(|open| Ok(open.transaction.commit_then(put)?));
+            if done.is_err() {
+                ends.get().forget();
+            }
+            done
+        })?;
+        Ok(result)
     }
 
     /// Drops all changes, and ends the transaction.

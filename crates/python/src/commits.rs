@@ -1,0 +1,81 @@
+//! Commits that return before they are durable, as futures of Python.
+//!
+//! No thread of the log waits for the interpreter's lock. It puts each future and its end on a
+//! list, and a thread of Python (`package/vellum/_commits.py`) takes them from there.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use vellum::Error;
+
+use crate::call::lock;
+use crate::error;
+
+/// The ends of commits, on their way from the log to Python.
+#[pyclass(name = "Ends", module = "vellum._native", frozen)]
+#[derive(Debug, Default)]
+pub(crate) struct PyEnds {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The futures whose end is known, each with its end.
+    ended: Vec<(Py<PyAny>, Result<(), Error>)>,
+    /// How many commits will still be put on the list.
+    under_way: usize,
+    closed: bool,
+}
+
+impl PyEnds {
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut lock(&self.state));
+        self.changed.notify_all();
+    }
+
+    /// Puts the end of a commit that was begun on the list.
+    pub(crate) fn put(&self, future: Py<PyAny>, end: Result<(), Error>) {
+        self.change(|state| {
+            state.under_way -= 1;
+            state.ended.push((future, end));
+        });
+    }
+
+    /// A commit that was begun does not take place.
+    pub(crate) fn forget(&self) {
+        self.change(|state| state.under_way -= 1);
+    }
+}
+
+#[pymethods]
+impl PyEnds {
+    #[new]
+    fn new() -> PyEnds {
+        PyEnds::default()
+    }
+
+    /// Notes that the end of one more commit will come.
+    fn begin(&self, py: Python<'_>) {
+        py.detach(|| self.change(|state| state.under_way += 1));
+    }
+
+    /// Waits for ends. Returns each future with its exception, or None if it has none. Returns an
+    /// empty list if the list is closed, and no commit is under way.
+    fn wait(&self, py: Python<'_>) -> Vec<(Py<PyAny>, Option<PyErr>)> {
+        let ended = py.detach(|| {
+            let is_idle = |state: &mut State| {
+                state.ended.is_empty() && !(state.closed && state.under_way == 0)
+            };
+            let state = self.changed.wait_while(lock(&self.state), is_idle);
+            std::mem::take(&mut state.unwrap_or_else(PoisonError::into_inner).ended)
+        });
+        let ends = ended.into_iter();
+        ends.map(|(future, end)| (future, end.err().map(|why| error::of_store(&why)))).collect()
+    }
+
+    /// Lets wait() return when no commit is under way.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.change(|state| state.closed = true));
+    }
+}
