@@ -34,6 +34,11 @@ impl NewFile {
         Ok(Self { file, partial, target: target.to_path_buf() })
     }
 
+    /// The name that the file has until it is complete.
+    pub fn path(&self) -> &Path {
+        &self.partial
+    }
+
     /// Makes the content durable and gives the file its name.
     ///
     /// # Errors

@@ -69,7 +69,7 @@ impl Need {
     const SMALL: u64 = 64 << 20;
 
     /// The size of the pool for the store at `path`; `None` for the engine's default.
-    fn bytes(self, path: &Path) -> Option<u64> {
+    pub fn bytes(self, path: &Path) -> Option<u64> {
         let bytes = match self {
             Self::Pages => Self::SMALL,
             Self::Values => match path.metadata() {

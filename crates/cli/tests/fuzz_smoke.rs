@@ -69,6 +69,7 @@ fn run_in_time(arguments: &[&str], seed: u64) {
 fn damaged_stores_crash_no_command() {
     let folder = Folder::new();
     let (whole, store) = (folder.name("whole.vellum"), folder.name("damaged.vellum"));
+    let rescued = folder.name("rescued.vellum");
     let mut dump = String::from("VERSION=3\nformat=print\ndatabase=t\nHEADER=END\n");
     for number in 0..400 {
         let value = "v".repeat(if number % 50 == 0 { 20_000 } else { number });
@@ -86,11 +87,16 @@ fn damaged_stores_crash_no_command() {
         for arguments in [
             &["check", &store][..],
             &["dump", &store, "--salvage"],
+            &["salvage", &store, &rescued],
             &["scan", &store, "--full", "--reverse"],
             &["put", &store, "key00100x", "new", "--tree", "t"],
             &["rm", &store, "key00200", "--tree", "t"],
         ] {
             run_in_time(&[arguments, &pool].concat(), seed);
+        }
+        if fs::exists(&rescued).unwrap() {
+            ok(&["check", &rescued]);
+            fs::remove_file(&rescued).unwrap();
         }
     }
 }

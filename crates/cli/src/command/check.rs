@@ -92,7 +92,7 @@ fn check(arguments: &Arguments, store: &Store) -> Outcome {
             let shown = path.display();
             Err(Failure::message(format!(
                 "{shown}: damaged in {count} places; save what can be read with \
-                 'vellum dump --salvage'"
+                 'vellum salvage'"
             )))
         }
     }

@@ -1,17 +1,17 @@
 //! `vellum dump`: writes trees in the text format of Berkeley DB and LMDB.
 
-use std::io::{BufWriter, Read, Seek, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use vellum::{Store, Tree, ValueReader};
+use vellum::{Store, ValueReader};
 
 use super::dump_format::{Encoding, Writer};
-use crate::error::{AtStore, Outcome, of_stream};
+use super::salvage;
+use crate::error::{AtStore, Outcome};
 use crate::interrupt;
 use crate::new_file::NewFile;
-use crate::options::{Need, StoreArguments, close_after};
+use crate::options::{Need, StoreArguments};
 use crate::output::written;
-use crate::progress::say;
 
 const HELP: &str = "\
 Examples:
@@ -21,12 +21,10 @@ Examples:
   vellum dump broken.vellum --salvage -o rescued.dump
 
 The format is VERSION=3 of db_dump and mdb_dump, one section for each tree. --salvage opens a file
-that was not closed cleanly or is damaged, and skips pages that cannot be read. A file given with -o
+that was not closed cleanly or is damaged, and skips pages that cannot be read; 'vellum salvage'
+makes a store of them at once. A file given with -o
 gets its name only when it is complete. If the name of a tree has a line break, the dump has the
 name, with escapes, in a line vellum-database=, which other programs do not know.";
-
-/// Bytes of a value that are written at a time.
-const BUFFER: usize = 64 << 10;
 
 /// Write trees in the text format of Berkeley DB and LMDB
 #[derive(clap::Args)]
@@ -60,10 +58,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if !arguments.salvage {
         return arguments.store.read(Need::Pages, |store| write_trees(arguments, store));
     }
-    let path = &arguments.store.path;
-    let options = arguments.store.options(Need::Pages).salvage(true);
-    let store = arguments.store.open(|| Store::open(path, &options))?;
-    close_after(store, path, |store| write_trees(arguments, store))
+    salvage::read(&arguments.store, |store| write_trees(arguments, store))
 }
 
 fn write_trees(arguments: &Arguments, store: &Store) -> Outcome {
@@ -102,7 +97,7 @@ fn dump<W: Write>(
     let tree = store.tree(name).at(path)?;
     written(writer.begin(name))?;
     if salvage {
-        salvage_entries(&tree, writer, path)?;
+        salvage::entries(&tree, path, &mut |key, value| entry(writer, key, value, path))?;
     } else {
         let mut cursor = tree.cursor();
         while cursor.forward().at(path)? {
@@ -122,52 +117,6 @@ fn entry<W: Write>(
     path: &Path,
 ) -> Outcome {
     written(writer.key(key))?;
-    each_part(&mut value, &mut |part| written(writer.value_part(part)), path)?;
+    salvage::each_part(&mut value, &mut |part| written(writer.value_part(part)), path)?;
     written(writer.end_entry())
-}
-
-/// Hands a value to `sink`, piece by piece.
-fn each_part(
-    value: &mut ValueReader<'_>,
-    sink: &mut dyn FnMut(&[u8]) -> Outcome,
-    path: &Path,
-) -> Outcome {
-    let mut buffer = vec![0; BUFFER.min(value.len() as usize).max(1)];
-    loop {
-        interrupt::check()?;
-        match value.read(&mut buffer).map_err(of_stream).at(path)? {
-            0 => return Ok(()),
-            count => sink(&buffer[..count])?,
-        }
-    }
-}
-
-/// Writes the readable entries of a tree, and names the damaged places on standard error.
-fn salvage_entries<W: Write>(tree: &Tree, writer: &mut Writer<W>, path: &Path) -> Outcome {
-    let (mut saved, mut damaged) = (0_u64, 0_u64);
-    let mut outcome = Ok(());
-    let name = tree.name();
-    tree.salvage_readers(&mut |found| {
-        // Reads all of a value before it writes a part of it: a written line cannot be undone.
-        let found = found.map_err(|error| error.to_string()).and_then(|(key, mut value)| {
-            each_part(&mut value, &mut |_| Ok(()), path).map_err(|failure| failure.line())?;
-            value.rewind().map_err(|error| error.to_string())?;
-            Ok((key, value))
-        });
-        match found {
-            _ if interrupt::signal_came() => outcome = interrupt::check(),
-            Ok((key, value)) => {
-                outcome = entry(writer, key, value, path);
-                saved += 1;
-            }
-            Err(error) => {
-                damaged += 1;
-                say(&format!("tree '{name}': {error}"));
-            }
-        }
-        outcome.is_ok()
-    });
-    outcome?;
-    say(&format!("tree '{name}': {saved} entries saved, {damaged} damaged places skipped"));
-    Ok(())
 }

@@ -22,6 +22,7 @@ pub mod rename;
 pub mod resize_pool;
 pub mod restore;
 pub mod rm;
+pub mod salvage;
 pub mod scan;
 pub mod sim;
 pub mod stat;

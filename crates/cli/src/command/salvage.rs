@@ -1,0 +1,183 @@
+//! `vellum salvage`: copies what is sound of a damaged store to a new store.
+
+use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use vellum::{Store, Tree, ValueReader};
+
+use crate::error::{AtStore, Failure, Outcome, of_stream};
+use crate::interrupt;
+use crate::new_file::NewFile;
+use crate::options::{Need, StoreArguments, close_after};
+use crate::output::Output;
+use crate::progress::say;
+
+const HELP: &str = "\
+Examples:
+  vellum salvage broken.vellum rescued.vellum
+  vellum salvage broken.vellum rescued.vellum --json
+
+Opens a store that is damaged, or that was not closed and has lost its log, and copies the entries
+that can be read. It skips damaged pages, and names each on standard error. It does not change
+STORE. NEW must not exist; it gets its name when it is complete and durable. Exit status: 0 if
+nothing was skipped, 1 if something was, or if there is no NEW; the last line says which.
+
+It does not read a log. If the store was not closed and has its log, open the store before, as every
+other command does. Entries of pages from different times may come together; a backup is better.";
+
+/// Copy what is sound of a damaged store to a new one
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Arguments {
+    #[command(flatten)]
+    store: StoreArguments,
+
+    /// The store file to make
+    new: PathBuf,
+
+    /// Machine-readable output
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is left of a tree.
+#[derive(Default)]
+pub struct Found {
+    /// The entries that were saved.
+    pub saved: u64,
+    /// The places that were skipped: pages, and values.
+    pub damaged: u64,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the store cannot be read at all, when the new one cannot be written, and when something was
+/// skipped.
+pub fn run(arguments: &Arguments) -> Outcome {
+    interrupt::watch()?;
+    let (path, new) = (&arguments.store.path, &arguments.new);
+    let trees = read(&arguments.store, |store| {
+        let file = NewFile::create(new)?;
+        let frames = store.stat().at(path)?.page_bytes / 4096;
+        // The file is nobody's until it is complete, so it needs no log.
+        let options = arguments.store.pool.options(Need::Pages.bytes(path));
+        let options = options.page_frames(frames).log(false);
+        let copy = Store::open_or_create(file.path(), &options).at(new)?;
+        let trees = close_after(copy, new, |copy| copy_trees(store, path, copy, new))?;
+        file.complete()?;
+        Ok(trees)
+    })?;
+    report(arguments, &trees)
+}
+
+/// Opens a store for salvage and passes it to `work`.
+///
+/// # Errors
+/// When not even its header can be read, or with the error of `work`.
+pub fn read<T>(store: &StoreArguments, work: impl FnOnce(&Store) -> Outcome<T>) -> Outcome<T> {
+    let options = store.options(Need::Pages).salvage(true);
+    close_after(store.open(|| Store::open(&store.path, &options))?, &store.path, work)
+}
+
+fn copy_trees(
+    store: &Store,
+    path: &Path,
+    copy: &Store,
+    new: &Path,
+) -> Outcome<Vec<(String, Found)>> {
+    let copied = store.trees().at(path)?.into_iter().map(|name| {
+        let tree = store.tree(&name).at(path)?;
+        let target = copy.create_tree(&name).at(new)?;
+        let mut loader = target.bulk_loader().at(new)?;
+        let found = entries(&tree, path, &mut |key, value| loader.push_from(key, value).at(new))?;
+        loader.finish().at(new)?;
+        Ok((name, found))
+    });
+    copied.collect()
+}
+
+/// Hands the readable entries of a tree to `entry`, in the order of their keys, and names the
+/// damaged places on standard error.
+///
+/// # Errors
+/// Those of `entry`, and a signal.
+pub fn entries(
+    tree: &Tree,
+    path: &Path,
+    entry: &mut dyn FnMut(&[u8], ValueReader<'_>) -> Outcome,
+) -> Outcome<Found> {
+    let (mut count, mut outcome) = (Found::default(), Ok(()));
+    let name = tree.name();
+    tree.salvage_readers(&mut |found| {
+        // Reads all of a value before it passes it on: a written line cannot be undone.
+        let found = found.map_err(|error| error.to_string()).and_then(|(key, mut value)| {
+            each_part(&mut value, &mut |_| Ok(()), path).map_err(|failure| failure.line())?;
+            value.rewind().map_err(|error| error.to_string())?;
+            Ok((key, value))
+        });
+        match found {
+            _ if interrupt::signal_came() => outcome = interrupt::check(),
+            Ok((key, value)) => {
+                outcome = entry(key, value);
+                count.saved += 1;
+            }
+            Err(error) => {
+                count.damaged += 1;
+                say(&format!("tree '{name}': {error}"));
+            }
+        }
+        outcome.is_ok()
+    });
+    outcome?;
+    let Found { saved, damaged } = count;
+    say(&format!("tree '{name}': {saved} entries saved, {damaged} damaged places skipped"));
+    Ok(count)
+}
+
+/// Bytes of a value that are read at a time.
+const BUFFER: usize = 64 << 10;
+
+/// Hands a value to `sink`, piece by piece.
+///
+/// # Errors
+/// Those of the value and of `sink`, and a signal.
+pub fn each_part(
+    value: &mut ValueReader<'_>,
+    sink: &mut dyn FnMut(&[u8]) -> Outcome,
+    path: &Path,
+) -> Outcome {
+    let mut buffer = vec![0; BUFFER.min(value.len() as usize).max(1)];
+    loop {
+        interrupt::check()?;
+        match value.read(&mut buffer).map_err(of_stream).at(path)? {
+            0 => return Ok(()),
+            count => sink(&buffer[..count])?,
+        }
+    }
+}
+
+fn report(arguments: &Arguments, trees: &[(String, Found)]) -> Outcome {
+    let sum = |of: fn(&Found) -> u64| trees.iter().map(|(_, found)| of(found)).sum::<u64>();
+    let (saved, damaged) = (sum(|found| found.saved), sum(|found| found.damaged));
+    let shown = arguments.new.display();
+    let mut output = Output::new();
+    if arguments.json {
+        let rows = trees.iter().map(|(name, Found { saved, damaged })| {
+            json!({ "name": name, "entries_saved": saved, "damaged_places": damaged })
+        });
+        let rows: Vec<_> = rows.collect();
+        let report = json!({ "entries_saved": saved, "damaged_places": damaged, "trees": rows });
+        output.line(&report.to_string())?;
+    } else {
+        output.line(&format!("{shown}: {saved} entries of {} trees", trees.len()))?;
+    }
+    output.finish()?;
+    match damaged {
+        0 => Ok(()),
+        _ => Err(Failure::message(format!(
+            "{shown} is complete, without what was in {damaged} damaged places"
+        ))),
+    }
+}

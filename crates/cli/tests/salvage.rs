@@ -1,0 +1,88 @@
+//! `vellum salvage`: what is sound of a damaged store becomes a new store.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs;
+
+use support::{Folder, fails, ok, run, run_with_input, succeeded, text};
+
+/// A store with two trees. One has a value of 300,000 bytes, and all of this in many leaves.
+fn filled(folder: &Folder) -> String {
+    let store = folder.name("a.vellum");
+    let entries = (0..2000).map(|n| format!(" key {n:04}\n value {n}\n"));
+    let long = format!(" long\n {}\n", "l".repeat(300_000));
+    let section = |tree: &str, entries: String| {
+        format!("VERSION=3\nformat=print\ndatabase={tree}\nHEADER=END\n{entries}DATA=END\n")
+    };
+    let dump = section("main", entries.chain([long]).collect())
+        + &section("other", " k\n v\n".into())
+        + &section("empty", String::new());
+    let page_size = ["--page-size", "8KiB"];
+    let load = [&["load", &store][..], &page_size].concat();
+    succeeded(run_with_input(&load, dump.as_bytes()));
+    store
+}
+
+#[test]
+fn a_sound_store_is_copied_whole() {
+    let folder = Folder::new();
+    let (store, new) = (filled(&folder), folder.name("new.vellum"));
+    let before = fs::read(&store).unwrap();
+    assert_eq!(text(&["salvage", &store, &new]), format!("{new}: 2002 entries of 3 trees\n"));
+    assert!(fs::read(&store).unwrap() == before, "salvage has changed its source");
+    assert!(ok(&["dump", &new]) == ok(&["dump", &store]), "salvage lost entries");
+    assert!(text(&["check", &new]).contains("sound"));
+    // The pages have the same size, so every key has its place.
+    assert!(text(&["stat", &new]).contains("8.0 KiB"), "{}", text(&["stat", &new]));
+    // It refuses to overwrite, and leaves nothing but the two stores.
+    assert!(fails(&["salvage", &store, &new]).contains("exists"));
+    assert_eq!(fs::read_dir(folder.path("")).unwrap().count(), 2);
+}
+
+/// A damaged page in the place of each leaf and each value, one after the other.
+#[test]
+fn damage_is_skipped_and_named() {
+    let folder = Folder::new();
+    let store = filled(&folder);
+    let whole = fs::read(&store).unwrap();
+    let (mut with_loss, mut at_page) = (0, 4 * 4096);
+    while at_page < whole.len() {
+        let mut damaged = whole.clone();
+        damaged[at_page + 100..at_page + 200].fill(0xa5);
+        fs::write(&store, damaged).unwrap();
+        let new = folder.name(&format!("new {at_page}"));
+        let output = run(&["salvage", &store, &new, "--json"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        if fs::exists(&new).unwrap() {
+            let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            let saved = report["entries_saved"].as_u64().unwrap();
+            let places = report["damaged_places"].as_u64().unwrap();
+            assert_eq!(output.status.success(), places == 0, "{said}");
+            assert_eq!(saved < 2002, places > 0, "{said}");
+            assert_eq!(said.contains("is damaged"), places > 0, "{said}");
+            assert!(places == 0 || said.contains("is complete, without what was in"), "{said}");
+            with_loss += u32::from(places > 0);
+            ok(&["check", &new]);
+            assert_eq!(ok(&["get", &new, "k", "--tree", "other"]).len(), 1);
+            fs::remove_file(new).unwrap();
+        } else {
+            // The catalog is gone, and with it the names of the trees.
+            assert_eq!(output.status.code(), Some(1));
+            assert!(said.contains("damaged"), "{said}");
+        }
+        at_page += 8192 * 5;
+    }
+    assert!(with_loss > 5, "{with_loss}");
+    assert_eq!(fs::read_dir(folder.path("")).unwrap().count(), 1, "something was left over");
+}
+
+#[test]
+fn what_is_no_store_makes_none() {
+    let folder = Folder::new();
+    let (none, new) = (folder.name("none"), folder.name("new"));
+    fails(&["salvage", &none, &new]);
+    fs::write(&none, b"no store").unwrap();
+    fails(&["salvage", &none, &new]);
+    assert_eq!(fs::read_dir(folder.path("")).unwrap().count(), 1);
+}
