@@ -34,6 +34,13 @@ impl PyEnds {
         self.changed.notify_all();
     }
 
+    /// Notes that the end of one more commit will come. Returns false if the list is closed.
+    pub(crate) fn begin(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.under_way += usize::from(!state.closed);
+        !state.closed
+    }
+
     /// Puts the end of a commit that was begun on the list.
     pub(crate) fn put(&self, future: Py<PyAny>, end: Result<(), Error>) {
         self.change(|state| {
@@ -55,11 +62,6 @@ impl PyEnds {
         PyEnds::default()
     }
 
-    /// Notes that the end of one more commit will come.
-    fn begin(&self, py: Python<'_>) {
-        py.detach(|| self.change(|state| state.under_way += 1));
-    }
-
     /// Waits for ends. Returns each future with its exception, or None if it has none. Returns an
     /// empty list if the list is closed, and no commit is under way.
     fn wait(&self, py: Python<'_>) -> Vec<(Py<PyAny>, Option<PyErr>)> {
@@ -74,7 +76,7 @@ impl PyEnds {
         ends.map(|(future, end)| (future, end.err().map(|why| error::of_store(&why)))).collect()
     }
 
-    /// Lets wait() return when no commit is under way.
+    /// Takes no more commits, and lets wait() return when none is under way.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.change(|state| state.closed = true));
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use vellum::{Durability, Isolation, Savepoint, Transaction, TransactionOptions};
@@ -98,6 +98,10 @@ impl PyTransaction {
         check_process(self.process)?;
         let begun = py.import("vellum._commits")?.call_method0("begin")?;
         let (ends, future): (Py<PyEnds>, Py<PyAny>) = begun.extract()?;
+        // From here on no signal handler runs until the commit is counted and under way.
+        if !py.detach(|| ends.get().begin()) {
+            return Err(PyRuntimeError::new_err("the interpreter ends: use commit()"));
+        }
         let (list, result) = (ends.clone_ref(py), future.clone_ref(py));
         work(py, || {
             let put = move |end| list.get().put(future, end);

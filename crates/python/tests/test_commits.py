@@ -203,6 +203,23 @@ for n in range({MANY}):
             tree = store.tree("t")
             self.assertEqual(len(list(tree.range())), MANY + 1)
 
+    def test_ctrl_c_leaves_no_commit_to_wait_for(self):
+        """Neither when it comes before the commit, nor at the end of the interpreter."""
+        self.child("""
+import vellum._commits
+class Interrupted(vellum._commits.Future):
+    def set_running_or_notify_cancel(self):
+        raise KeyboardInterrupt
+own, vellum._commits.Future = vellum._commits.Future, Interrupted
+try:
+    commit(b"a")
+except KeyboardInterrupt:
+    vellum._commits.Future = own
+    commit(b"b").result(60)
+""")
+        with Store.open(self.path) as store:
+            self.assertEqual([key for key, _ in store.tree("t").range()], [b"b"])
+
     def test_a_log_that_fails(self):
         said = self.child("""
 import concurrent.futures

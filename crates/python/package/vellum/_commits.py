@@ -33,12 +33,9 @@ class _Commits:
         self._lock = threading.Lock()
         self._ends = Ends()
         self._thread = None
-        self._closed = False
 
     def begin(self):
         with self._lock:
-            if self._closed:
-                raise RuntimeError("the interpreter ends: use commit()")
             if self._thread is None:
                 # A thread that is not a daemon would keep the process from its end.
                 thread = threading.Thread(
@@ -46,7 +43,6 @@ class _Commits:
                 )
                 thread.start()
                 self._thread = thread
-            self._ends.begin()
         future = Future()
         # A commit cannot be cancelled.
         future.set_running_or_notify_cancel()
@@ -55,7 +51,6 @@ class _Commits:
     def close(self):
         """Waits until all futures are set. The thread ends before the interpreter does."""
         with self._lock:
-            self._closed = True
             thread = self._thread
         self._ends.close()
         if thread is not None:
@@ -76,5 +71,5 @@ atexit.register(lambda: _commits.close())
 
 
 def begin():
-    """A future, and the list on which its end is to be put, or forgotten."""
+    """A future, and the list on which its end is to be put."""
     return _commits.begin()
