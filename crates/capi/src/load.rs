@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use vellum::{Error, OwnedBulkLoader};
+use vellum::OwnedBulkLoader;
 use vellum_morsel::Errno;
 
 use crate::call::{Failure, Outcome, Place, call, given};
@@ -50,14 +50,6 @@ impl State {
     }
 }
 
-/// Adds an entry. A value that is too long for one call goes through as a stream.
-fn add(loader: &mut OwnedBulkLoader, key: &[u8], value: &[u8]) -> Result<(), Error> {
-    match loader.push(key, value) {
-        Err(Error::ValueTooLong { .. }) => loader.push_from(key, value),
-        added => added,
-    }
-}
-
 /// See the header.
 #[unsafe(no_mangle)]
 pub extern "C" fn vellum_load_open(
@@ -85,7 +77,7 @@ pub extern "C" fn vellum_load_add(
         let mut state = given(load, "the load")?.lock();
         let mut loader = state.take()?;
         let entry = bytes(key, key_length).and_then(|key| Ok((key, bytes(value, value_length)?)));
-        match entry.and_then(|(key, value)| Ok(add(&mut loader, key, value)?)) {
+        match entry.and_then(|(key, value)| Ok(loader.push(key, value)?)) {
             Ok(()) => {
                 *state = State::Open(loader);
                 Ok(())

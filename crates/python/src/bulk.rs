@@ -6,7 +6,7 @@
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyIterator;
-use vellum::{Error, OwnedBulkLoader, Tree};
+use vellum::{OwnedBulkLoader, Tree};
 
 use crate::call::{check_process, work};
 
@@ -47,7 +47,7 @@ fn add_all(
         ended = next_part(pairs, &mut part)?;
         py.check_signals()?;
         check_process(process)?;
-        work(py, || part.iter().try_for_each(|(key, value)| add(loader, key, value)))?;
+        work(py, || part.iter().try_for_each(|(key, value)| loader.push(key, value)))?;
     }
     Ok(())
 }
@@ -63,12 +63,4 @@ fn next_part(pairs: &Bound<'_, PyIterator>, part: &mut Vec<Pair>) -> PyResult<bo
         part.push((key, value));
     }
     Ok(false)
-}
-
-/// Adds an entry. A value that is too long for one call goes through as a stream.
-fn add(loader: &mut OwnedBulkLoader, key: &[u8], value: &[u8]) -> Result<(), Error> {
-    match loader.push(key, value) {
-        Err(Error::ValueTooLong { .. }) => loader.push_from(key, value),
-        added => added,
-    }
 }

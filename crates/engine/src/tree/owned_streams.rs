@@ -211,12 +211,16 @@ pub struct OwnedBulkLoader {
 }
 
 impl OwnedBulkLoader {
-    /// Adds the next entry, whose key must be greater than the last one.
+    /// Adds the next entry, whose key must be greater than the last one. The value may be longer
+    /// than the pool.
     ///
     /// # Errors
-    /// As [`BulkLoader::push`]; [`Closed`](Error::Closed) once the store was closed.
+    /// As [`BulkLoader::push_from`]; [`Closed`](Error::Closed) once the store was closed.
     pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.with(|loader| loader.push(key, value))
+        self.with(|loader| match loader.push(key, value) {
+            Err(Error::ValueTooLong { .. }) => loader.push_from(key, value),
+            added => added,
+        })
     }
 
     /// Adds the next entry, whose value is the rest of a stream, of any length.
