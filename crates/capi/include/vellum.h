@@ -208,7 +208,7 @@ const char *vellum_last_error(void);
  * -ENOENT       there is no file, and the caller did not pass VELLUM_CREATE
  * -EBUSY        another process, or another handle, has the store open
  * -EUCLEAN      the store was not closed cleanly, and has no log or is opened with VELLUM_READ_ONLY:
- *               open it without that flag, or save what can be read by `vellum dump --salvage`
+ *               open it without that flag, or save what can be read by `vellum salvage`
  * -EMEDIUMTYPE  the file is not a store, or is a store of another version
  * -EINVAL       the pool is too small, or larger than the memory
  */

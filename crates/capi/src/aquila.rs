@@ -14,7 +14,7 @@ use vellum_aquila::{
 };
 use vellum_morsel::Errno;
 
-use crate::call::{Failure, Outcome, Place, call, given, vellum_last_error};
+use crate::call::{Failure, OutParameter, Outcome, call, given, vellum_last_error};
 use crate::raw::{buffer, bytes, duplicate};
 
 /// `vellum_aquila`.
@@ -124,9 +124,9 @@ pub extern "C" fn vellum_aquila_open(
     result: Option<&mut MaybeUninit<Box<CacheHandle>>>,
 ) -> c_int {
     call(|| {
-        let place = Place::new(result)?;
+        let out = OutParameter::new(result)?;
         let cache = options(given(given_options, "the options")?)?.build()?;
-        place.set(Box::new(CacheHandle(cache)));
+        out.set(Box::new(CacheHandle(cache)));
         Ok(())
     })
 }
@@ -181,12 +181,12 @@ pub extern "C" fn vellum_aquila_get_statistics(
     result: Option<&mut MaybeUninit<CCacheStatistics>>,
 ) -> c_int {
     call(|| {
-        let (place, cache) = (Place::new(result)?, given(cache, "the cache")?);
+        let (out, cache) = (OutParameter::new(result)?, given(cache, "the cache")?);
         let Some(found) = cache.0.statistics() else {
             let why = "the kernel has the cache, and counts for the whole machine only";
             return Err(Failure::new(Errno::OPNOTSUPP, why.to_owned()));
         };
-        place.set(CCacheStatistics {
+        out.set(CCacheStatistics {
             faults: found.faults,
             hits: found.hits,
             misses: found.misses,
@@ -214,13 +214,13 @@ pub extern "C" fn vellum_aquila_map(
     result: Option<&mut MaybeUninit<Box<CachedHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, cache) = (Place::new(result)?, given(cache, "the cache")?);
+        let (out, cache) = (OutParameter::new(result)?, given(cache, "the cache")?);
         let (file, access) = (File::from(duplicate(fd)?), access(access_number)?);
         let mapping = match length {
             0 => cache.0.map(&file, offset.., access),
             _ => cache.0.map(&file, offset..offset.saturating_add(length), access),
         };
-        place.set(Box::new(CachedHandle(Arc::new(mapping?))));
+        out.set(Box::new(CachedHandle(Arc::new(mapping?))));
         Ok(())
     })
 }
@@ -346,12 +346,12 @@ pub extern "C" fn vellum_aquila_pin_pages(
     result: Option<&mut MaybeUninit<Box<PinHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, mapping) = (Place::new(result)?, given(mapping, "the mapping")?);
+        let (out, mapping) = (OutParameter::new(result)?, given(mapping, "the mapping")?);
         let access = access(access_number)?;
         let pinned = Pinned::try_new(Arc::clone(&mapping.0), |mapping| {
             mapping.pin(range(offset, length), access)
         })?;
-        place.set(Box::new(PinHandle(pinned)));
+        out.set(Box::new(PinHandle(pinned)));
         Ok(())
     })
 }

@@ -98,13 +98,13 @@ pub(crate) fn given<T>(argument: Option<T>, what: &str) -> Outcome<T> {
     argument.ok_or_else(|| Failure::argument(&format!("{what} is NULL")))
 }
 
-/// The place for a function's result. The function checks it first, so that it creates nothing that
-/// the caller cannot get.
-pub(crate) struct Place<'a, T>(&'a mut MaybeUninit<T>);
+/// The caller's variable for a function's result. The function checks it first, so that it creates
+/// nothing that the caller cannot get.
+pub(crate) struct OutParameter<'a, T>(&'a mut MaybeUninit<T>);
 
-impl<'a, T> Place<'a, T> {
-    pub(crate) fn new(place: Option<&'a mut MaybeUninit<T>>) -> Outcome<Self> {
-        given(place, "the place for the result").map(Self)
+impl<'a, T> OutParameter<'a, T> {
+    pub(crate) fn new(out: Option<&'a mut MaybeUninit<T>>) -> Outcome<Self> {
+        given(out, "the place for the result").map(Self)
     }
 
     pub(crate) fn set(self, value: T) {

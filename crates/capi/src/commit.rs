@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use vellum_morsel::Errno;
 
-use crate::call::{Failure, Outcome, Place, call, given};
+use crate::call::{Failure, OutParameter, Outcome, call, given};
 use crate::transaction::TransactionHandle;
 
 /// `vellum_commit`.
@@ -80,12 +80,13 @@ pub extern "C" fn vellum_transaction_commit_start(
     result: Option<&mut MaybeUninit<Box<CommitHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, transaction) = (Place::new(result)?, given(transaction, "the transaction")?);
+        let (out, transaction) =
+            (OutParameter::new(result)?, given(transaction, "the transaction")?);
         let commit =
             Arc::new(Commit { end: Mutex::new(None), known: Condvar::new(), process: id() });
         let shared = commit.clone();
         transaction.commit_then(move |end| shared.set(end))?;
-        place.set(Box::new(CommitHandle(commit)));
+        out.set(Box::new(CommitHandle(commit)));
         Ok(())
     })
 }

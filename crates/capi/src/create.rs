@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 
 use vellum_morsel::{BackendChoice, Provider};
 
-use crate::call::{Place, call, given};
+use crate::call::{OutParameter, call, given};
 use crate::raw::text;
 use crate::types::{CShape, Handle, access, backend};
 
@@ -18,10 +18,10 @@ pub extern "C" fn vellum_morsel_create(
     result: Option<&mut MaybeUninit<Box<Handle>>>,
 ) -> c_int {
     call(|| {
-        let place = Place::new(result)?;
+        let out = OutParameter::new(result)?;
         let shape = given(shape, "the shape")?.shape()?;
         let provider = Provider::new(backend(backend_number)?)?;
-        place.set(Box::new(Handle(provider.create(&shape)?)));
+        out.set(Box::new(Handle(provider.create(&shape)?)));
         Ok(())
     })
 }
@@ -34,11 +34,11 @@ pub extern "C" fn vellum_morsel_create_named(
     result: Option<&mut MaybeUninit<Box<Handle>>>,
 ) -> c_int {
     call(|| {
-        let place = Place::new(result)?;
+        let out = OutParameter::new(result)?;
         let shape = given(shape, "the shape")?.shape()?;
         let name = text(name, "the name")?;
         let provider = Provider::new(BackendChoice::Auto)?;
-        place.set(Box::new(Handle(provider.create_named(name, &shape)?)));
+        out.set(Box::new(Handle(provider.create_named(name, &shape)?)));
         Ok(())
     })
 }
@@ -51,10 +51,10 @@ pub extern "C" fn vellum_morsel_open(
     result: Option<&mut MaybeUninit<Box<Handle>>>,
 ) -> c_int {
     call(|| {
-        let place = Place::new(result)?;
+        let out = OutParameter::new(result)?;
         let (name, access) = (text(name, "the name")?, access(access_number)?);
         let provider = Provider::new(BackendChoice::Auto)?;
-        place.set(Box::new(Handle(provider.open(name, access)?)));
+        out.set(Box::new(Handle(provider.open(name, access)?)));
         Ok(())
     })
 }

@@ -15,7 +15,7 @@ use self_cell::self_cell;
 use vellum::{Cursor, Error, Snapshot, Tree};
 use vellum_morsel::Errno;
 
-use crate::call::{Failure, Outcome, Place, call, given};
+use crate::call::{Failure, OutParameter, Outcome, call, given};
 use crate::range::{Bounds, CRange, bounds};
 use crate::raw::CEntry;
 use crate::snapshot::SnapshotHandle;
@@ -40,7 +40,7 @@ self_cell!(
 #[derive(Debug)]
 struct Scan {
     bounds: Bounds,
-    place: Position,
+    position: Position,
     source: Source,
     /// The entry that was returned last, if the cursor is at one.
     entry: Entry,
@@ -153,44 +153,44 @@ impl Ahead {
 
 impl Scan {
     fn step(&mut self, direction: Direction) -> Outcome<CEntry> {
-        let Scan { bounds, place, source, entry } = self;
+        let Scan { bounds, position, source, entry } = self;
         let found = match source {
             Source::Tree(cursor) => cursor.with_dependent_mut(|tree, cursor| {
                 // The end stays the end until the cursor moves away from it.
-                match is_beyond(*place, direction) {
+                match is_beyond(*position, direction) {
                     true => tree.multi_get(&[]).map(|_| None),
-                    false => step_in_tree(cursor, bounds, *place, &entry.key, direction),
+                    false => step_in_tree(cursor, bounds, *position, &entry.key, direction),
                 }
             })?,
             Source::Snapshot { snapshot, tree, ahead } => {
-                step_in_view(&**snapshot, tree, ahead, bounds, *place, &entry.key, direction)?
+                step_in_view(&**snapshot, tree, ahead, bounds, *position, &entry.key, direction)?
             }
             Source::Transaction { transaction, tree, ahead, changes } => {
                 transaction.read(|transaction, now| {
                     if std::mem::replace(changes, now) != now {
                         ahead.restart(direction);
                     }
-                    step_in_view(transaction, tree, ahead, bounds, *place, &entry.key, direction)
+                    step_in_view(transaction, tree, ahead, bounds, *position, &entry.key, direction)
                 })?
             }
         };
         let Some(found) = found else {
-            *place = match direction {
+            *position = match direction {
                 Direction::Forward => Position::End,
                 Direction::Backward => Position::Start,
             };
             return Err(Failure::new(Errno::NODATA, "the range has no more entries".into()));
         };
-        (*place, *entry) = (Position::On, found);
+        (*position, *entry) = (Position::On, found);
         Ok(entry.to_c())
     }
 }
 
 /// Whether the cursor has passed the last entry in this direction.
-fn is_beyond(place: Position, direction: Direction) -> bool {
+fn is_beyond(position: Position, direction: Direction) -> bool {
     match direction {
-        Direction::Forward => place == Position::End,
-        Direction::Backward => place == Position::Start,
+        Direction::Forward => position == Position::End,
+        Direction::Backward => position == Position::Start,
     }
 }
 
@@ -199,16 +199,16 @@ fn step_in_view(
     tree: &Tree,
     ahead: &mut Ahead,
     bounds: &Bounds,
-    place: Position,
+    position: Position,
     key: &[u8],
     direction: Direction,
 ) -> Result<Option<Entry>, Error> {
-    if is_beyond(place, direction) {
+    if is_beyond(position, direction) {
         return view.check(tree).map(|()| None);
     }
     let mut left = bounds.keys();
     match direction {
-        _ if place != Position::On => {}
+        _ if position != Position::On => {}
         Direction::Forward => left.0 = Bound::Excluded(key),
         Direction::Backward => left.1 = Bound::Excluded(key),
     }
@@ -219,12 +219,12 @@ fn step_in_view(
 fn step_in_tree(
     cursor: &mut Cursor<'_>,
     bounds: &Bounds,
-    place: Position,
+    position: Position,
     key: &[u8],
     direction: Direction,
 ) -> Result<Option<Entry>, Error> {
     let (start, end) = bounds.keys();
-    let is_on = place == Position::On;
+    let is_on = position == Position::On;
     let from = match direction {
         _ if is_on => Bound::Excluded(key),
         Direction::Forward => start,
@@ -287,8 +287,8 @@ impl Entry {
 }
 
 fn open(bounds: Bounds, source: Source) -> Box<CursorHandle> {
-    let (place, entry) = (Position::Fresh, Entry::default());
-    Box::new(CursorHandle(Mutex::new(Scan { bounds, place, source, entry })))
+    let (position, entry) = (Position::Fresh, Entry::default());
+    Box::new(CursorHandle(Mutex::new(Scan { bounds, position, source, entry })))
 }
 
 /// See the header.
@@ -299,10 +299,10 @@ pub extern "C" fn vellum_tree_scan(
     result: Option<&mut MaybeUninit<Box<CursorHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, tree) = (Place::new(result)?, given(tree, "the tree")?);
+        let (out, tree) = (OutParameter::new(result)?, given(tree, "the tree")?);
         let bounds = bounds(range)?;
         tree.0.multi_get(&[])?;
-        place.set(open(bounds, Source::Tree(TreeCursor::new(tree.0.clone(), Tree::cursor))));
+        out.set(open(bounds, Source::Tree(TreeCursor::new(tree.0.clone(), Tree::cursor))));
         Ok(())
     })
 }
@@ -316,13 +316,12 @@ pub extern "C" fn vellum_snapshot_scan(
     result: Option<&mut MaybeUninit<Box<CursorHandle>>>,
 ) -> c_int {
     call(|| {
-        let place = Place::new(result)?;
+        let out = OutParameter::new(result)?;
         let (snapshot, tree) = (given(snapshot, "the snapshot")?, given(tree, "the tree")?);
         let bounds = bounds(range)?;
         snapshot.0.check(&tree.0)?;
         let (snapshot, tree) = (snapshot.0.clone(), tree.0.clone());
-        place
-            .set(open(bounds, Source::Snapshot { snapshot, tree, ahead: Ahead::new(OF_SNAPSHOT) }));
+        out.set(open(bounds, Source::Snapshot { snapshot, tree, ahead: Ahead::new(OF_SNAPSHOT) }));
         Ok(())
     })
 }
@@ -336,13 +335,13 @@ pub extern "C" fn vellum_transaction_scan(
     result: Option<&mut MaybeUninit<Box<CursorHandle>>>,
 ) -> c_int {
     call(|| {
-        let place = Place::new(result)?;
+        let out = OutParameter::new(result)?;
         let (transaction, tree) =
             (given(transaction, "the transaction")?.0.clone(), given(tree, "the tree")?.0.clone());
         let bounds = bounds(range)?;
         let changes = transaction.read(|of, changes| of.check(&tree).map(|()| changes))?;
         let ahead = Ahead::new(OF_TRANSACTION);
-        place.set(open(bounds, Source::Transaction { transaction, tree, ahead, changes }));
+        out.set(open(bounds, Source::Transaction { transaction, tree, ahead, changes }));
         Ok(())
     })
 }
@@ -353,8 +352,8 @@ fn step(
     entry: Option<&mut MaybeUninit<CEntry>>,
 ) -> c_int {
     call(|| {
-        let (place, cursor) = (Place::new(entry)?, given(cursor, "the cursor")?);
-        place.set(cursor.0.lock().unwrap_or_else(PoisonError::into_inner).step(direction)?);
+        let (out, cursor) = (OutParameter::new(entry)?, given(cursor, "the cursor")?);
+        out.set(cursor.0.lock().unwrap_or_else(PoisonError::into_inner).step(direction)?);
         Ok(())
     })
 }

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 
 use vellum_morsel::Client;
 
-use crate::call::{Place, call};
+use crate::call::{OutParameter, call};
 use crate::raw::duplicate;
 use crate::types::Handle;
 
@@ -18,9 +18,9 @@ pub extern "C" fn vellum_morsel_of_file(
     result: Option<&mut MaybeUninit<Box<Handle>>>,
 ) -> c_int {
     call(|| {
-        let place = Place::new(result)?;
+        let out = OutParameter::new(result)?;
         let loaded = Client::usual().load(&File::from(duplicate(file)?), |_| {})?;
-        place.set(Box::new(Handle(loaded.morsel)));
+        out.set(Box::new(Handle(loaded.morsel)));
         Ok(())
     })
 }

@@ -15,7 +15,7 @@ use vellum_dax::{
 };
 use vellum_morsel::Errno;
 
-use crate::call::{Failure, Outcome, Place, call, given, vellum_last_error};
+use crate::call::{Failure, OutParameter, Outcome, call, given, vellum_last_error};
 use crate::raw::{bytes, duplicate, path};
 
 /// `vellum_dax`.
@@ -126,7 +126,7 @@ pub extern "C" fn vellum_dax_open(
     result: Option<&mut MaybeUninit<Box<DaxHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, name) = (Place::new(result)?, path(name, "the path")?);
+        let (out, name) = (OutParameter::new(result)?, path(name, "the path")?);
         let options = options(given_options)?;
         let file = match flags {
             0 => DaxFile::open(name, &options),
@@ -134,7 +134,7 @@ pub extern "C" fn vellum_dax_open(
             flags if flags == WRITE | CREATE => DaxFile::create(name, &options),
             _ => return Err(Failure::argument("flags that do not exist, or CREATE alone")),
         };
-        place.set(Box::new(DaxHandle(file?)));
+        out.set(Box::new(DaxHandle(file?)));
         Ok(())
     })
 }
@@ -147,9 +147,9 @@ pub extern "C" fn vellum_dax_from_fd(
     result: Option<&mut MaybeUninit<Box<DaxHandle>>>,
 ) -> c_int {
     call(|| {
-        let place = Place::new(result)?;
+        let out = OutParameter::new(result)?;
         let file = DaxFile::from_file(File::from(duplicate(fd)?), &options(given_options)?)?;
-        place.set(Box::new(DaxHandle(file)));
+        out.set(Box::new(DaxHandle(file)));
         Ok(())
     })
 }
@@ -182,8 +182,8 @@ pub extern "C" fn vellum_dax_length(
     result: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
     call(|| {
-        let (place, file) = (Place::new(result)?, given(file, "the file")?);
-        place.set(file.0.length()?);
+        let (out, file) = (OutParameter::new(result)?, given(file, "the file")?);
+        out.set(file.0.length()?);
         Ok(())
     })
 }
@@ -230,12 +230,12 @@ pub extern "C" fn vellum_dax_get_stat(
     result: Option<&mut MaybeUninit<CDaxStat>>,
 ) -> c_int {
     call(|| {
-        let (place, file) = (Place::new(result)?, given(file, "the file")?);
+        let (out, file) = (OutParameter::new(result)?, given(file, "the file")?);
         let Some(stat) = file.0.stat()? else {
             let why = file.0.why_no_table().unwrap_or_default();
             return Err(Failure::new(Errno::OPNOTSUPP, format!("there is no table: {why}")));
         };
-        place.set(CDaxStat {
+        out.set(CDaxStat {
             pages: stat.pages,
             present: stat.present,
             table_bytes: stat.table_bytes,
@@ -257,8 +257,8 @@ pub extern "C" fn vellum_dax_map(
     result: Option<&mut MaybeUninit<Box<DaxMappingHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, file) = (Place::new(result)?, given(file, "the file")?);
-        place.set(Box::new(DaxMappingHandle(file.0.map(access(access_number)?)?)));
+        let (out, file) = (OutParameter::new(result)?, given(file, "the file")?);
+        out.set(Box::new(DaxMappingHandle(file.0.map(access(access_number)?)?)));
         Ok(())
     })
 }
@@ -282,8 +282,8 @@ pub extern "C" fn vellum_dax_mapping_length(
     result: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
     call(|| {
-        let (place, mapping) = (Place::new(result)?, given(mapping, "the mapping")?);
-        place.set(mapping.0.length()?);
+        let (out, mapping) = (OutParameter::new(result)?, given(mapping, "the mapping")?);
+        out.set(mapping.0.length()?);
         Ok(())
     })
 }
@@ -322,14 +322,14 @@ pub extern "C" fn vellum_dax_heap_open(
     result: Option<&mut MaybeUninit<Box<HeapHandle>>>,
 ) -> c_int {
     call(|| {
-        let place = Place::new(result)?;
+        let out = OutParameter::new(result)?;
         let mut options = HeapOptions::new(access(access_number)?);
         options.backend = backend(backend_number)?;
         if capacity != 0 {
             options.capacity = capacity;
         }
         options.batch = (batch != 0).then_some(batch);
-        place.set(Box::new(HeapHandle(Arc::new(Heap::new(&options)?))));
+        out.set(Box::new(HeapHandle(Arc::new(Heap::new(&options)?))));
         Ok(())
     })
 }
@@ -360,9 +360,10 @@ pub extern "C" fn vellum_dax_heap_map(
     result: Option<&mut MaybeUninit<Box<EphemeralHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, heap, file) = (Place::new(result)?, given(heap, "the heap")?, duplicate(fd)?);
+        let (out, heap, file) =
+            (OutParameter::new(result)?, given(heap, "the heap")?, duplicate(fd)?);
         let mapped = InHeap::try_new(Arc::clone(&heap.0), |heap| heap.map(&file))?;
-        place.set(Box::new(EphemeralHandle(mapped)));
+        out.set(Box::new(EphemeralHandle(mapped)));
         Ok(())
     })
 }
@@ -377,10 +378,11 @@ pub extern "C" fn vellum_dax_heap_map_range(
     result: Option<&mut MaybeUninit<Box<EphemeralHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, heap, file) = (Place::new(result)?, given(heap, "the heap")?, duplicate(fd)?);
+        let (out, heap, file) =
+            (OutParameter::new(result)?, given(heap, "the heap")?, duplicate(fd)?);
         let mapped =
             InHeap::try_new(Arc::clone(&heap.0), |heap| heap.map_range(&file, offset, length))?;
-        place.set(Box::new(EphemeralHandle(mapped)));
+        out.set(Box::new(EphemeralHandle(mapped)));
         Ok(())
     })
 }
@@ -417,8 +419,8 @@ pub extern "C" fn vellum_dax_pool_open(
     result: Option<&mut MaybeUninit<Box<PoolHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, folder) = (Place::new(result)?, path(folder, "the folder")?);
-        place.set(Box::new(PoolHandle(ZeroPool::open(folder)?)));
+        let (out, folder) = (OutParameter::new(result)?, path(folder, "the folder")?);
+        out.set(Box::new(PoolHandle(ZeroPool::open(folder)?)));
         Ok(())
     })
 }
@@ -439,9 +441,9 @@ pub extern "C" fn vellum_dax_pool_create(
     result: Option<&mut MaybeUninit<Box<DaxHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, pool) = (Place::new(result)?, given(pool, "the pool")?);
+        let (out, pool) = (OutParameter::new(result)?, given(pool, "the pool")?);
         let file = pool.0.create(path(name, "the path")?, length, &options(given_options)?)?;
-        place.set(Box::new(DaxHandle(file)));
+        out.set(Box::new(DaxHandle(file)));
         Ok(())
     })
 }
@@ -456,9 +458,9 @@ pub extern "C" fn vellum_dax_pool_replace(
     result: Option<&mut MaybeUninit<Box<DaxHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, pool) = (Place::new(result)?, given(pool, "the pool")?);
+        let (out, pool) = (OutParameter::new(result)?, given(pool, "the pool")?);
         let file = pool.0.replace(path(name, "the path")?, length, &options(given_options)?)?;
-        place.set(Box::new(DaxHandle(file)));
+        out.set(Box::new(DaxHandle(file)));
         Ok(())
     })
 }

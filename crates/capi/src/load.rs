@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use vellum::OwnedBulkLoader;
 use vellum_morsel::Errno;
 
-use crate::call::{Failure, Outcome, Place, call, given};
+use crate::call::{Failure, OutParameter, Outcome, call, given};
 use crate::raw::bytes;
 use crate::store::TreeHandle;
 
@@ -57,9 +57,9 @@ pub extern "C" fn vellum_load_open(
     result: Option<&mut MaybeUninit<Box<LoadHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, tree) = (Place::new(result)?, given(tree, "the tree")?.0.clone());
+        let (out, tree) = (OutParameter::new(result)?, given(tree, "the tree")?.0.clone());
         let loader = tree.into_bulk_loader()?;
-        place.set(Box::new(LoadHandle(Mutex::new(State::Open(loader)))));
+        out.set(Box::new(LoadHandle(Mutex::new(State::Open(loader)))));
         Ok(())
     })
 }

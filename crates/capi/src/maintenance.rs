@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use vellum::{BackupOptions, BackupProgress, CheckReport, ControlSocket, Error, RestoreOptions};
 
-use crate::call::{Failure, Outcome, Place, call, given};
+use crate::call::{Failure, OutParameter, Outcome, call, given};
 use crate::raw::{path, strings};
 use crate::store::{StoreHandle, only_flag};
 
@@ -174,7 +174,7 @@ pub extern "C" fn vellum_store_check(
     result: Option<&mut MaybeUninit<CCheck>>,
 ) -> c_int {
     call(|| {
-        let (place, store) = (Place::new(result)?, &given(store, "the store")?.0);
+        let (out, store) = (OutParameter::new(result)?, &given(store, "the store")?.0);
         let frees = only_flag(flags, FREE_LOST)?;
         let tell = |done, total| tell(progress, argument, done, total);
         let report = match frees {
@@ -183,7 +183,7 @@ pub extern "C" fn vellum_store_check(
         };
         refuse_damage(&report)?;
         let CheckReport { pages_checked, lost_pages, .. } = report;
-        place.set(CCheck { pages_checked, lost_pages });
+        out.set(CCheck { pages_checked, lost_pages });
         Ok(())
     })
 }
@@ -226,9 +226,9 @@ pub extern "C" fn vellum_control_socket_open(
     result: Option<&mut MaybeUninit<Box<ControlSocketHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, store) = (Place::new(result)?, &given(store, "the store")?.0);
+        let (out, store) = (OutParameter::new(result)?, &given(store, "the store")?.0);
         let socket = store.control_socket(path(name, "the path")?)?;
-        place.set(Box::new(ControlSocketHandle(socket)));
+        out.set(Box::new(ControlSocketHandle(socket)));
         Ok(())
     })
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use crate::call::{Place, call, given};
+use crate::call::{OutParameter, call, given};
 use crate::types::{Handle, MappingHandle, access};
 
 /// See the header.
@@ -17,13 +17,13 @@ pub extern "C" fn vellum_morsel_map(
     result: Option<&mut MaybeUninit<Box<MappingHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, morsel) = (Place::new(result)?, given(morsel, "the Morsel")?);
+        let (out, morsel) = (OutParameter::new(result)?, given(morsel, "the Morsel")?);
         let access = access(access_number)?;
         let mapping = match address {
             0 => morsel.0.map(access)?,
             address => morsel.0.map_at(access, address)?,
         };
-        place.set(Box::new(MappingHandle(mapping)));
+        out.set(Box::new(MappingHandle(mapping)));
         Ok(())
     })
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use vellum_morsel::Errno;
 
-use crate::call::{Failure, Outcome, Place, call, given};
+use crate::call::{Failure, OutParameter, Outcome, call, given};
 use crate::raw::duplicate;
 use crate::types::{CStat, Handle, seals};
 
@@ -36,8 +36,8 @@ pub extern "C" fn vellum_morsel_get_stat(
     result: Option<&mut MaybeUninit<CStat>>,
 ) -> c_int {
     call(|| {
-        let (place, morsel) = (Place::new(result)?, given(morsel, "the Morsel")?);
-        place.set(CStat::new(morsel.0.backend(), &morsel.0.stat()?));
+        let (out, morsel) = (OutParameter::new(result)?, given(morsel, "the Morsel")?);
+        out.set(CStat::new(morsel.0.backend(), &morsel.0.stat()?));
         Ok(())
     })
 }
@@ -97,8 +97,8 @@ pub extern "C" fn vellum_morsel_read_only(
     result: Option<&mut MaybeUninit<Box<Handle>>>,
 ) -> c_int {
     call(|| {
-        let (place, morsel) = (Place::new(result)?, given(morsel, "the Morsel")?);
-        place.set(Box::new(Handle(morsel.0.read_only()?)));
+        let (out, morsel) = (OutParameter::new(result)?, given(morsel, "the Morsel")?);
+        out.set(Box::new(Handle(morsel.0.read_only()?)));
         Ok(())
     })
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use vellum::Snapshot;
 
-use crate::call::{Place, call, given};
+use crate::call::{OutParameter, call, given};
 use crate::raw::{buffer, bytes};
 use crate::store::{StoreHandle, TreeHandle};
 use crate::view::copy_value;
@@ -25,8 +25,8 @@ pub extern "C" fn vellum_snapshot_open(
     result: Option<&mut MaybeUninit<Box<SnapshotHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, store) = (Place::new(result)?, given(store, "the store")?);
-        place.set(Box::new(SnapshotHandle(Arc::new(store.0.snapshot()?))));
+        let (out, store) = (OutParameter::new(result)?, given(store, "the store")?);
+        out.set(Box::new(SnapshotHandle(Arc::new(store.0.snapshot()?))));
         Ok(())
     })
 }
@@ -43,10 +43,10 @@ pub extern "C" fn vellum_snapshot_get(
     value_length: Option<&mut MaybeUninit<usize>>,
 ) -> c_int {
     call(|| {
-        let place = Place::new(value_length)?;
+        let out = OutParameter::new(value_length)?;
         let (snapshot, tree) = (given(snapshot, "the snapshot")?, given(tree, "the tree")?);
         let (key, target) = (bytes(key, key_length)?, buffer(target, length)?);
-        place.set(copy_value(&*snapshot.0, &tree.0, key, target)?);
+        out.set(copy_value(&*snapshot.0, &tree.0, key, target)?);
         Ok(())
     })
 }

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use vellum::{Error, Options, OwnedValueReader, OwnedValueWriter, Store, Tree};
 use vellum_morsel::Errno;
 
-use crate::call::{Failure, Outcome, Place, call, given};
+use crate::call::{Failure, OutParameter, Outcome, call, given};
 use crate::raw::{buffer, bytes, path, text};
 
 /// `vellum_store`.
@@ -78,8 +78,8 @@ pub extern "C" fn vellum_store_open(
     result: Option<&mut MaybeUninit<Box<StoreHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, name) = (Place::new(result)?, path(name, "the path")?);
-        place.set(Box::new(StoreHandle(open(name, options)?)));
+        let (out, name) = (OutParameter::new(result)?, path(name, "the path")?);
+        out.set(Box::new(StoreHandle(open(name, options)?)));
         Ok(())
     })
 }
@@ -132,13 +132,13 @@ pub extern "C" fn vellum_tree_open(
     result: Option<&mut MaybeUninit<Box<TreeHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, store) = (Place::new(result)?, given(store, "the store")?);
+        let (out, store) = (OutParameter::new(result)?, given(store, "the store")?);
         let name = text(name, "the name")?;
         let tree = match only_flag(flags, CREATE)? {
             true => store.0.tree_or_create(name)?,
             false => store.0.tree(name)?,
         };
-        place.set(Box::new(TreeHandle(tree)));
+        out.set(Box::new(TreeHandle(tree)));
         Ok(())
     })
 }
@@ -205,9 +205,9 @@ pub extern "C" fn vellum_reader_open(
     result: Option<&mut MaybeUninit<Box<ReaderHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, tree) = (Place::new(result)?, given(tree, "the tree")?.0.clone());
+        let (out, tree) = (OutParameter::new(result)?, given(tree, "the tree")?.0.clone());
         let reader = tree.into_reader(bytes(key, key_length)?)?.ok_or_else(no_key)?;
-        place.set(Box::new(ReaderHandle(Mutex::new(reader))));
+        out.set(Box::new(ReaderHandle(Mutex::new(reader))));
         Ok(())
     })
 }
@@ -259,9 +259,9 @@ pub extern "C" fn vellum_reader_read(
     count: Option<&mut MaybeUninit<usize>>,
 ) -> c_int {
     call(|| {
-        let (place, reader) = (Place::new(count)?, given(reader, "the reader")?);
+        let (out, reader) = (OutParameter::new(count)?, given(reader, "the reader")?);
         let target = buffer(target, length)?;
-        place.set(fill(&mut reader.lock(), target).map_err(of_stream)?);
+        out.set(fill(&mut reader.lock(), target).map_err(of_stream)?);
         Ok(())
     })
 }
@@ -276,9 +276,9 @@ pub extern "C" fn vellum_reader_read_at(
     count: Option<&mut MaybeUninit<usize>>,
 ) -> c_int {
     call(|| {
-        let (place, reader) = (Place::new(count)?, given(reader, "the reader")?);
+        let (out, reader) = (OutParameter::new(count)?, given(reader, "the reader")?);
         let target = buffer(target, length)?;
-        place.set(fill_from(&mut reader.lock(), offset, target).map_err(of_stream)?);
+        out.set(fill_from(&mut reader.lock(), offset, target).map_err(of_stream)?);
         Ok(())
     })
 }
@@ -301,9 +301,9 @@ pub extern "C" fn vellum_writer_open(
     result: Option<&mut MaybeUninit<Box<WriterHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, tree) = (Place::new(result)?, given(tree, "the tree")?.0.clone());
+        let (out, tree) = (OutParameter::new(result)?, given(tree, "the tree")?.0.clone());
         let writer = tree.into_writer(bytes(key, key_length)?)?;
-        place.set(Box::new(WriterHandle(Mutex::new(Some(writer)))));
+        out.set(Box::new(WriterHandle(Mutex::new(Some(writer)))));
         Ok(())
     })
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vellum::{Durability, Error, Isolation, Savepoint, Transaction, TransactionOptions};
 use vellum_morsel::Errno;
 
-use crate::call::{Failure, Outcome, Place, call, given};
+use crate::call::{Failure, OutParameter, Outcome, call, given};
 use crate::range::{CRange, bounds};
 use crate::raw::{buffer, bytes};
 use crate::store::{StoreHandle, TreeHandle, is_new, no_key};
@@ -113,10 +113,10 @@ pub extern "C" fn vellum_transaction_begin(
     result: Option<&mut MaybeUninit<Box<TransactionHandle>>>,
 ) -> c_int {
     call(|| {
-        let (place, store) = (Place::new(result)?, given(store, "the store")?);
+        let (out, store) = (OutParameter::new(result)?, given(store, "the store")?);
         let transaction = store.0.begin_with(options(flags)?)?;
         let open = Open { transaction, savepoints: Vec::new(), changes: 0 };
-        place.set(Box::new(TransactionHandle(Arc::new(Shared(Mutex::new(Some(open)))))));
+        out.set(Box::new(TransactionHandle(Arc::new(Shared(Mutex::new(Some(open)))))));
         Ok(())
     })
 }
@@ -133,11 +133,11 @@ pub extern "C" fn vellum_transaction_get(
     value_length: Option<&mut MaybeUninit<usize>>,
 ) -> c_int {
     call(|| {
-        let place = Place::new(value_length)?;
+        let out = OutParameter::new(value_length)?;
         let (transaction, tree) =
             (given(transaction, "the transaction")?, given(tree, "the tree")?);
         let (key, target) = (bytes(key, key_length)?, buffer(target, length)?);
-        place.set(transaction.0.read(|of, _| copy_value(of, &tree.0, key, target))?);
+        out.set(transaction.0.read(|of, _| copy_value(of, &tree.0, key, target))?);
         Ok(())
     })
 }
@@ -213,12 +213,13 @@ pub extern "C" fn vellum_transaction_savepoint(
     // No two savepoints of the process have the same number, and none has 0.
     static NEXT: AtomicU64 = AtomicU64::new(1);
     call(|| {
-        let (place, transaction) = (Place::new(savepoint)?, given(transaction, "the transaction")?);
+        let (out, transaction) =
+            (OutParameter::new(savepoint)?, given(transaction, "the transaction")?);
         let mut open = transaction.0.lock();
         let open = open.as_mut().ok_or_else(ended)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         open.savepoints.push((number, open.transaction.savepoint()));
-        place.set(number);
+        out.set(number);
         Ok(())
     })
 }

@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use vellum::{Error, Tree};
 use vellum_morsel::Errno;
 
-use crate::call::{Failure, Outcome, Place, call, given};
+use crate::call::{Failure, OutParameter, Outcome, call, given};
 use crate::raw::{CEntry, keys, set_values};
 use crate::snapshot::SnapshotHandle;
 use crate::store::TreeHandle;
@@ -104,7 +104,7 @@ impl Found {
 
     /// Gives the values to the entries.
     fn give(self, entries: *mut CEntry) -> Box<ValuesHandle> {
-        let values = self.places.iter().map(|place| match *place {
+        let values = self.places.iter().map(|out| match *out {
             Where::Absent => (std::ptr::null(), 0),
             Where::At { begin, length } => (self.bytes[begin..].as_ptr().cast::<c_void>(), length),
             Where::Elsewhere(length) => {
@@ -128,13 +128,13 @@ fn look_up(
     result: Option<&mut MaybeUninit<Box<ValuesHandle>>>,
     find: impl FnOnce(&[&[u8]]) -> Outcome<Found>,
 ) -> Outcome {
-    let place = Place::new(result)?;
+    let out = OutParameter::new(result)?;
     let found = find(&keys(entries, count)?)?;
     if found.lacks_memory {
         let what = "there is no memory for copies of all values: look up fewer keys at a time";
         return Err(Failure::new(Errno::NOMEM, what.into()));
     }
-    place.set(found.give(entries));
+    out.set(found.give(entries));
     Ok(())
 }
 

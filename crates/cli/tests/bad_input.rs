@@ -229,7 +229,8 @@ fn a_store_that_was_not_closed_is_refused_and_can_be_salvaged() {
     fs::write(&store, bytes).unwrap();
     for arguments in commands(&store) {
         let error = fails(&arguments);
-        assert!(error.contains("not closed cleanly") && error.contains("--salvage"), "{error}");
+        let all = ["not closed cleanly", "vellum salvage"].map(|words| error.contains(words));
+        assert_eq!(all, [true; 2], "{error}");
     }
     assert!(ok(&["dump", &store, "--salvage"]) == dumped, "salvage lost entries");
 }

@@ -53,7 +53,7 @@ pub enum Error {
     /// A page does not hold what the store expects there.
     #[error(
         "{page} is damaged: {what}; restore the store from a copy, or save the rest of it (open \
-         it for salvage, or vellum dump --salvage)"
+         it for salvage, or vellum salvage)"
     )]
     Damaged {
         /// The page.
@@ -93,7 +93,7 @@ pub enum Error {
     #[error(
         "the store was not closed, and needs its log {expected:016x} to recover, but {place}: \
          bring the log's folder back, or say where it is (Options::log_folder, or --log-folder); \
-         if it is lost, save what can be read (open it for salvage, or vellum dump --salvage)"
+         if it is lost, save what can be read (open it for salvage, or vellum salvage)"
     )]
     NoLog {
         /// Where no log is, and that there is none.
@@ -106,7 +106,7 @@ pub enum Error {
         "the store was not closed, and needs its log {expected:016x} to recover, but the log in \
          {place} is {found:016x}: say where the log is that the store had when it was last open \
          (Options::log_folder, or --log-folder); if it is lost, save what can be read (open it \
-         for salvage, or vellum dump --salvage)"
+         for salvage, or vellum salvage)"
     )]
     OtherLog {
         /// Where the other log is.

@@ -1,4 +1,4 @@
-//! Sending Morsels to other processes, and receiving them.
+//! Morsels by their descriptors: from one, sent to another process, and received.
 #![allow(unsafe_code)] // exported names
 
 use std::ffi::c_int;
@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use vellum_morsel::Morsel;
 
-use crate::call::{Place, call, given};
+use crate::call::{OutParameter, call, given};
 use crate::raw::duplicate;
 use crate::types::Handle;
 
@@ -18,8 +18,8 @@ pub extern "C" fn vellum_morsel_from_fd(
     result: Option<&mut MaybeUninit<Box<Handle>>>,
 ) -> c_int {
     call(|| {
-        let place = Place::new(result)?;
-        place.set(Box::new(Handle(Morsel::from_descriptor(duplicate(descriptor)?)?)));
+        let out = OutParameter::new(result)?;
+        out.set(Box::new(Handle(Morsel::from_descriptor(duplicate(descriptor)?)?)));
         Ok(())
     })
 }
@@ -40,9 +40,9 @@ pub extern "C" fn vellum_morsel_receive(
     result: Option<&mut MaybeUninit<Box<Handle>>>,
 ) -> c_int {
     call(|| {
-        let place = Place::new(result)?;
+        let out = OutParameter::new(result)?;
         let morsel = Morsel::receive(&UnixStream::from(duplicate(socket)?))?;
-        place.set(Box::new(Handle(morsel)));
+        out.set(Box::new(Handle(morsel)));
         Ok(())
     })
 }
