@@ -41,8 +41,8 @@ pub enum Error {
     /// A part of the file is missing.
     #[error(
         "the file was cut off: it has {found} pages of 4 KiB, but its header says {expected}; \
-         restore it from a copy, or save what is left of it (open it for salvage, or vellum dump \
-         --salvage)"
+         restore it from a copy, or save what is left of it (open it for salvage, or vellum \
+         salvage)"
     )]
     Truncated {
         /// Length of the file in pages of 4 KiB.
@@ -64,8 +64,8 @@ pub enum Error {
     /// The last program that had the store open did not close it, and had opened it without a log.
     #[error(
         "the store had no log and was not closed cleanly, so its pages may not fit together: load \
-         a dump into a new store, or save what can be read (open it for salvage, or vellum dump \
-         --salvage). That brings back the entries of each tree: those in pages that were not \
+         a dump into a new store, or save what can be read (open it for salvage, or vellum \
+         salvage). That brings back the entries of each tree: those in pages that were not \
          changed after the last sync or close as they were then, the others as they were then, or \
          later, or not at all"
     )]
