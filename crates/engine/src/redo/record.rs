@@ -129,7 +129,12 @@ pub(crate) fn changed_parts(old: &[u8], new: &[u8]) -> Option<ChangedParts> {
         while at < stride_end {
             let start = at;
             at = stride_end.min(start + WORD);
-            if has_same::<WORD>(old, new, start) || old[start..at] == new[start..at] {
+            // The comparison of a whole word needs no call.
+            let is_same = match at - start {
+                WORD => has_same::<WORD>(old, new, start),
+                _ => old[start..at] == new[start..at],
+            };
+            if is_same {
                 continue;
             }
             match parts.last_mut() {
@@ -196,7 +201,7 @@ impl<'b> RecordWriter<'b> {
         bytes.extend_from_slice(&[GROUP, 0, 0, 0]);
         push_u16(bytes, taken.len());
         push_u16(bytes, freed.len());
-        [taken, freed].concat().into_iter().for_each(|range| push_range(bytes, range));
+        taken.iter().chain(freed).for_each(|range| push_range(bytes, *range));
         RecordWriter { bytes }
     }
 

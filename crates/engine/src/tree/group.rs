@@ -9,6 +9,8 @@
 //! A thread that gives up has changed nothing, or else the tree is inconsistent. So the store
 //! refuses changes after a group that had begun to change pages and did not end.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 use vellum_pool::{ExclusiveGuard, PageId, PageRef};
 
@@ -182,7 +184,12 @@ impl<'a> Group<'_, 'a> {
             self.replace_entries(page, edit);
         }
         let parts = if is_logged && !needs_image { changed_parts_of(page, edit) } else { None };
-        if !NodeMut::new(page).edit(edit) {
+        let mut node = NodeMut::new(page);
+        let fits = match &parts {
+            Some(parts) => overwrites(edit, parts).all(|overwrite| node.edit(overwrite)),
+            None => node.edit(edit),
+        };
+        if !fits {
             self.removed.truncate(removed);
             if let Some(entries) = &mut self.replaced {
                 entries.truncate(replaced);
@@ -387,7 +394,7 @@ impl<'a> Group<'_, 'a> {
         // At once: the allocator grows memory under a lock that threads share.
         let mut bytes = Vec::with_capacity(RECORD_BYTES + edits + images * page_bytes);
         let freed = self.freed.iter().map(ExclusiveGuard::page);
-        let freed: Vec<PageRef> = freed.chain(self.removed.iter().copied()).collect();
+        let freed: SmallVec<[PageRef; 4]> = freed.chain(self.removed.iter().copied()).collect();
         let taken = match is_planted(StoreBug::UnnamedPages) {
             false => &self.taken[..],
             true => &[],
@@ -467,18 +474,21 @@ fn changed_parts_of(leaf: &[u8], edit: Edit<'_>) -> Option<ChangedParts> {
     changed_parts(Node::new(leaf).payload(place).ok()?, new)
 }
 
+/// The edits that overwrite these parts of a value, in the place of an edit that replaces it.
+fn overwrites<'e>(edit: Edit<'e>, parts: &[Range<usize>]) -> impl Iterator<Item = Edit<'e>> {
+    parts.iter().filter_map(move |part| match edit {
+        Edit::Replace { index, payload: Payload::Inline(value) } => {
+            Some(Edit::Overwrite { index, offset: part.start, bytes: &value[part.clone()] })
+        }
+        _ => None,
+    })
+}
+
 /// Adds an edit to the edits of a page, or those of the parts that it changes.
 fn push_edits(bytes: &mut Vec<u8>, edit: Edit<'_>, parts: Option<ChangedParts>) {
-    match (parts, edit) {
-        (Some(mut parts), Edit::Replace { index, payload: Payload::Inline(value) }) => {
-            if is_planted(StoreBug::LostPart) {
-                parts.pop();
-            }
-            for part in parts {
-                let (offset, bytes_of_part) = (part.start, &value[part]);
-                push_edit(bytes, Edit::Overwrite { index, offset, bytes: bytes_of_part });
-            }
-        }
-        _ => push_edit(bytes, edit),
+    let Some(mut parts) = parts else { return push_edit(bytes, edit) };
+    if is_planted(StoreBug::LostPart) {
+        parts.pop();
     }
+    overwrites(edit, &parts).for_each(|overwrite| push_edit(bytes, overwrite));
 }
