@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow};
+use plotters::coord::combinators::BindKeyPoints;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
@@ -66,11 +67,36 @@ fn file(chart: &Chart) -> Result<String> {
 pub fn svg(chart: &Chart) -> Result<String> {
     let x = range(chart, &chart.x, |point| point.0, false);
     let y = range(chart, &chart.y, |point| point.1, !chart.y.logarithmic);
+    let log_scale =
+        |range: (f64, f64)| (range.0..range.1).log_scale().with_key_points(powers_and_parts(range));
     match (chart.x.logarithmic, chart.y.logarithmic) {
         (false, false) => draw(chart, x.0..x.1, y.0..y.1),
-        (true, false) => draw(chart, (x.0..x.1).log_scale(), y.0..y.1),
-        (false, true) => draw(chart, x.0..x.1, (y.0..y.1).log_scale()),
-        (true, true) => draw(chart, (x.0..x.1).log_scale(), (y.0..y.1).log_scale()),
+        (true, false) => draw(chart, log_scale(x), y.0..y.1),
+        (false, true) => draw(chart, x.0..x.1, log_scale(y)),
+        (true, true) => draw(chart, log_scale(x), log_scale(y)),
+    }
+}
+
+/// The values in a range at which a logarithmic axis has its lines: 1, 2 and 5 times powers of 10.
+/// A short range has finer ones, or its ends.
+fn powers_and_parts((low, high): (f64, f64)) -> Vec<f64> {
+    let values = |parts: &[f64]| {
+        let powers = low.log10().floor() as i32..=high.log10().floor() as i32;
+        let of_power = |power| parts.iter().map(move |part| part * 10_f64.powi(power));
+        let values = powers.flat_map(of_power).filter(|value| (low..=high).contains(value));
+        Some(values.collect::<Vec<f64>>()).filter(|values| values.len() > 1)
+    };
+    values(&[1.0, 2.0, 5.0])
+        .or_else(|| values(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]))
+        .unwrap_or_else(|| vec![low, high])
+}
+
+/// A value at an axis, without zeros that say nothing.
+fn label(value: f64) -> String {
+    let number = text::number(value);
+    match number.contains('.') {
+        true => number.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => number,
     }
 }
 
@@ -127,8 +153,8 @@ where
             .configure_mesh()
             .x_desc(&chart.x.label)
             .y_desc(&chart.y.label)
-            .x_label_formatter(&|value| text::number(*value))
-            .y_label_formatter(&|value| text::number(*value))
+            .x_label_formatter(&|value| label(*value))
+            .y_label_formatter(&|value| label(*value))
             .light_line_style(TRANSPARENT)
             .label_style(("sans-serif", 15))
             .axis_desc_style(("sans-serif", 16))
@@ -180,6 +206,14 @@ fn failed(error: impl std::fmt::Display) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_logarithmic_axis_has_lines_at_round_values() {
+        assert_eq!(powers_and_parts((0.45, 11.0)), [0.5, 1.0, 2.0, 5.0, 10.0]);
+        assert_eq!(powers_and_parts((280.0, 450.0)), [300.0, 400.0]);
+        assert_eq!(powers_and_parts((310.0, 330.0)), [310.0, 330.0]);
+        assert_eq!([0.5, 1.0, 10.0, 200_000.0].map(label), ["0.5", "1", "10", "200,000"]);
+    }
 
     #[test]
     fn no_name_covers_another() {
