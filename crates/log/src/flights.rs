@@ -28,7 +28,8 @@ use crate::slow_flights::Stage;
 #[cfg(feature = "testing")]
 use crate::slow_flights::{Airspace, Aloft};
 use crate::sync::{
-    AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait, wait_until,
+    AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, ThreadId, lock, thread, wait,
+    wait_until,
 };
 
 /// What is called when a record is durable, or never will be: once, on any thread, with no lock
@@ -70,7 +71,7 @@ pub(crate) struct Shared {
     landed: [Condvar; GROUPS],
     /// There is work for the thread of the log.
     work: Condvar,
-    /// A flight has landed after the log ended.
+    /// A flight has landed, or a thread has called back, after the log ended.
     ended: Condvar,
     /// Held while the device makes room.
     supply: Mutex<()>,
@@ -142,6 +143,8 @@ struct Flow {
     /// The end of the room when it was asked for last.
     asked_at: u64,
     closing: bool,
+    /// The threads that call back.
+    callers: Vec<ThreadId>,
 }
 
 impl Shared {
@@ -418,7 +421,7 @@ impl Shared {
         self.call_back(flow);
     }
 
-    /// Calls those that have waited long enough.
+    /// Calls those that have waited long enough. The end of the log waits until they have returned.
     fn call_back(&self, mut flow: MutexGuard<'_, Flow>) {
         let durable = self.ring.durable().max(flow.believed());
         let later = flow.callbacks.split_off(&(durable + 1, 0));
@@ -429,9 +432,19 @@ impl Shared {
         };
         let failed: Vec<_> =
             failed.into_values().map(|callback| (callback, flow.failure())).collect();
+        if ready.is_empty() && failed.is_empty() {
+            return;
+        }
+        let caller = thread::current().id();
+        flow.callers.push(caller);
         drop(flow);
         ready.into_values().for_each(|callback| call(callback, Ok(())));
         failed.into_iter().for_each(|(callback, failure)| call(callback, Err(failure)));
+        let mut flow = lock(&self.flow);
+        flow.callers.retain(|thread| *thread != caller);
+        if flow.closing {
+            self.ended.notify_all();
+        }
     }
 
     /// Has the blocks before this one made durable by the thread of the log.
@@ -530,12 +543,12 @@ impl Shared {
         self.refuses.store(true, Ordering::Release);
         self.work.notify_all();
         self.landed.iter().for_each(Condvar::notify_all);
-        while flow.flying > 0 {
+        while flow.flying > 0 || flow.others_call_back() {
             flow = self.wait_for_end(flow);
         }
     }
 
-    /// Waits until a flight may have landed after the log ended.
+    /// Waits until a flight may have landed, or a thread called back, after the log ended.
     fn wait_for_end<'a>(&'a self, flow: MutexGuard<'a, Flow>) -> MutexGuard<'a, Flow> {
         #[cfg(feature = "testing")]
         if self.airspace.is_open() {
@@ -702,6 +715,12 @@ impl Flow {
         }
         let landed = self.flights.iter().filter_map(|(_, batch)| batch.as_ref());
         landed.map(|batch| batch.blocks.end).max().unwrap_or(0)
+    }
+
+    /// Whether other threads call back. A thread that does so itself waits for none: they could
+    /// wait for each other.
+    fn others_call_back(&self) -> bool {
+        !self.callers.is_empty() && !self.callers.contains(&thread::current().id())
     }
 
     /// Why nothing more is taken.

@@ -11,7 +11,7 @@ pub(crate) use shuttle::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread,
+    thread::{self, ThreadId},
 };
 
 #[cfg(not(feature = "model"))]
@@ -20,7 +20,7 @@ pub(crate) use std::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread,
+    thread::{self, ThreadId},
 };
 
 /// Locks, whether or not a thread panicked while it held the lock: everything guarded by the

@@ -247,6 +247,30 @@ fn a_callback_is_called_though_others_lead() {
     });
 }
 
+/// Another thread may have the callback in its hands when the log ends.
+#[test]
+fn the_end_of_a_log_waits_for_callbacks() {
+    check(|| {
+        let device = device();
+        let (log, _) = open(&device);
+        let called = Arc::new(AtomicU64::new(0));
+        let flag = called.clone();
+        let lsn = log.append(b"called").unwrap();
+        let callback = move |_| {
+            thread::yield_now();
+            flag.store(1, Ordering::SeqCst);
+        };
+        log.on_durable(lsn, Box::new(callback));
+        let leader = {
+            let log = log.clone();
+            thread::spawn(move || drop(log.append(b"led").and_then(|lsn| log.wait_durable(lsn))))
+        };
+        log.stop();
+        assert_eq!(called.load(Ordering::SeqCst), 1, "the log has ended before");
+        leader.join().unwrap();
+    });
+}
+
 /// Threads that fill the ring anew the moment that a part of it comes free.
 #[test]
 fn a_ring_is_filled_as_it_comes_free() {
