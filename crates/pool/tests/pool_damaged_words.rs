@@ -246,7 +246,7 @@ fn a_pool_changes_its_size_with_damaged_words() {
         let damaged: Vec<PageRef> = pages.iter().rev().step_by(5).copied().collect();
         let others = pages.iter().rev().skip(2).step_by(5);
         for (page, other) in damaged.iter().zip(others) {
-            let slot = if page.id.0 % 2 == 0 { pool.slot_of_page(*other) } else { largest };
+            let slot = [pool.slot_of_page(*other), largest, 0][page.id.0 as usize % 3];
             pool.damage_word(*page, slot);
         }
         pool.resize(frames / 2 * PAGE_SIZE as u64).unwrap();

@@ -109,7 +109,7 @@ impl Core {
             self.policy.for_each(&mut |page| {
                 // A page whose word is damaged, or one that leaves or comes at this moment.
                 let slot = self.slot_of(page.id);
-                if slot > 0 && !slots.is_of(slot, page.id) {
+                if !slots.is_of(slot, page.id) {
                     self.repair_word(page);
                 }
                 if slots.is_vacating(self.slot_of(page.id)) {
