@@ -50,7 +50,10 @@ impl NewFile {
                 Err(Errno::INVAL) => fs::rename(&self.partial, &self.target),
                 result => result.map_err(io::Error::from),
             };
-        let completed = self.file.sync_all().and_then(|()| renamed());
+        // The name is durable when its folder is.
+        let folder = self.target.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let sync = || File::open(folder.unwrap_or(Path::new(".")))?.sync_all();
+        let completed = self.file.sync_all().and_then(|()| renamed()).and_then(|()| sync());
         completed.doing(|| format!("completing {}", self.target.display()))
     }
 }

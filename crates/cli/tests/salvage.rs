@@ -86,3 +86,49 @@ fn what_is_no_store_makes_none() {
     fails(&["salvage", &none, &new]);
     assert_eq!(fs::read_dir(folder.path("")).unwrap().count(), 1);
 }
+
+/// A leaf whose checksum is right and whose keys are not in order costs the entries that are not.
+#[test]
+fn entries_in_disorder_are_skipped_and_named() {
+    let folder = Folder::new();
+    let (store, new) = (filled(&folder), folder.name("new.vellum"));
+    let mut bytes = fs::read(&store).unwrap();
+    let first = [b"key 0000".as_slice(), b"value 0"];
+    let is_first = |page: &&mut [u8]| {
+        page[136 + 12 * 2..].windows(8).any(|part| part == first[0])
+            && page[136..].windows(7).any(|part| part == first[1])
+    };
+    let page = bytes.chunks_mut(8192).skip(2).find(is_first).unwrap();
+    // The first two slots, of 12 bytes each, change places.
+    page[136..160].rotate_left(12);
+    vellum::page::seal(page, &[]);
+    fs::write(&store, bytes).unwrap();
+    let output = run(&["salvage", &store, &new, "--json"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect(&said);
+    assert_eq!(report["entries_saved"], 2001, "{said}");
+    assert_eq!(report["damaged_places"], 1, "{said}");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&["check", &new]).contains("sound"));
+}
+
+/// The file alone may lack what its log has.
+#[test]
+fn a_store_with_its_log_is_refused_unless_it_is_asked_for() {
+    let folder = Folder::new();
+    let (store, new) = (filled(&folder), folder.name("new.vellum"));
+    let mut bytes = fs::read(&store).unwrap();
+    let sequence =
+        |page: usize| u64::from_le_bytes(*bytes[page * 4096 + 72..].first_chunk().unwrap());
+    let newest = usize::from(sequence(1) > sequence(0)) * 4096;
+    let header = &mut bytes[newest..newest + 4096];
+    // It is in use and names a log.
+    header[48..52].copy_from_slice(&6_u32.to_le_bytes());
+    header[80..88].fill(0);
+    assert_ne!(header[128..136], [0; 8]);
+    vellum::page::seal(header, &[]);
+    fs::write(&store, bytes).unwrap();
+    assert!(fails(&["salvage", &store, &new]).contains("--without-log"));
+    assert!(!fs::exists(&new).unwrap());
+    assert!(text(&["salvage", &store, &new, "--without-log"]).contains("2002 entries of 3 trees"));
+}

@@ -97,7 +97,9 @@ fn dump<W: Write>(
     let tree = store.tree(name).at(path)?;
     written(writer.begin(name))?;
     if salvage {
-        salvage::entries(&tree, path, &mut |key, value| entry(writer, key, value, path))?;
+        salvage::entries(&tree, path, &mut |key, value| {
+            entry(writer, key, value, path).map(|()| None)
+        })?;
     } else {
         let mut cursor = tree.cursor();
         while cursor.forward().at(path)? {

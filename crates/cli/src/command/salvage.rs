@@ -1,10 +1,10 @@
 //! `vellum salvage`: copies what is sound of a damaged store to a new store.
 
-use std::io::{Read, Seek};
+use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use vellum::{Store, Tree, ValueReader};
+use vellum::{Error, Store, Tree, ValueReader};
 
 use crate::error::{AtStore, Failure, Outcome, of_stream};
 use crate::interrupt;
@@ -23,8 +23,8 @@ that can be read. It skips damaged pages, and names each on standard error. It d
 STORE. NEW must not exist; it gets its name when it is complete and durable. Exit status: 0 if
 nothing was skipped, 1 if something was, or if there is no NEW; the last line says which.
 
-It does not read a log. If the store was not closed and has its log, open the store before, as every
-other command does. Entries of pages from different times may come together; a backup is better.";
+It does not read a log. It refuses a store that was not closed and may have its log, unless you add
+--without-log: open the store before, as every other command does. Entries of pages from different times may come together; a backup is better.";
 
 /// Copy what is sound of a damaged store to a new one
 #[derive(clap::Args)]
@@ -35,6 +35,10 @@ pub struct Arguments {
 
     /// The store file to make
     new: PathBuf,
+
+    /// Read the file alone, though its log may have more
+    #[arg(long)]
+    without_log: bool,
 
     /// Machine-readable output
     #[arg(long)]
@@ -58,6 +62,9 @@ pub struct Found {
 pub fn run(arguments: &Arguments) -> Outcome {
     interrupt::watch()?;
     let (path, new) = (&arguments.store.path, &arguments.new);
+    if !arguments.without_log {
+        check_log(&arguments.store)?;
+    }
     let trees = read(&arguments.store, |store| {
         let file = NewFile::create(new)?;
         let frames = store.stat().at(path)?.page_bytes / 4096;
@@ -70,6 +77,19 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Ok(trees)
     })?;
     report(arguments, &trees)
+}
+
+/// Refuses a store that was not closed and has its log: recovery brings back more than salvage.
+fn check_log(store: &StoreArguments) -> Outcome {
+    let options = store.options(Need::Pages).read_only(true);
+    match Store::open(&store.path, &options) {
+        Err(Error::NeedsRecovery) => Err(Failure::message(format!(
+            "{}: the store was not closed, and its log may have what the file has not: any command              that opens it recovers it, such as vellum check; if that fails, add --without-log",
+            store.path.display()
+        ))),
+        // Others say themselves what they find.
+        _ => Ok(()),
+    }
 }
 
 /// Opens a store for salvage and passes it to `work`.
@@ -91,22 +111,57 @@ fn copy_trees(
         let tree = store.tree(&name).at(path)?;
         let target = copy.create_tree(&name).at(new)?;
         let mut loader = target.bulk_loader().at(new)?;
-        let found = entries(&tree, path, &mut |key, value| loader.push_from(key, value).at(new))?;
+        let found = entries(&tree, path, &mut |key, reader| {
+            let mut value = Salvaged { reader, failed: false };
+            match loader.push_from(key, &mut value) {
+                Ok(()) => Ok(None),
+                Err(error) if value.failed || is_of_entry(&error) => Ok(Some(error.to_string())),
+                Err(error) => Err(error).at(new),
+            }
+        })?;
         loader.finish().at(new)?;
         Ok((name, found))
     });
     copied.collect()
 }
 
+/// A value that may fail to be read a second time.
+struct Salvaged<'v> {
+    reader: ValueReader<'v>,
+    failed: bool,
+}
+
+impl Read for Salvaged<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = match interrupt::signal_came() {
+            true => Err(io::Error::other("a signal came")),
+            false => self.reader.read(buffer),
+        };
+        self.failed |= read.is_err();
+        read
+    }
+}
+
+/// Whether a loader refuses an entry for what the entry is, and goes on with the next one.
+fn is_of_entry(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NotSorted { .. }
+            | Error::KeyTooLong { .. }
+            | Error::ValueTooLong { .. }
+            | Error::TooLongForAny { .. }
+    )
+}
+
 /// Hands the readable entries of a tree to `entry`, in the order of their keys, and names the
-/// damaged places on standard error.
+/// damaged places on standard error. `entry` returns why it skips an entry, if it does.
 ///
 /// # Errors
 /// Those of `entry`, and a signal.
 pub fn entries(
     tree: &Tree,
     path: &Path,
-    entry: &mut dyn FnMut(&[u8], ValueReader<'_>) -> Outcome,
+    entry: &mut dyn FnMut(&[u8], ValueReader<'_>) -> Outcome<Option<String>>,
 ) -> Outcome<Found> {
     let (mut count, mut outcome) = (Found::default(), Ok(()));
     let name = tree.name();
@@ -117,13 +172,15 @@ pub fn entries(
             value.rewind().map_err(|error| error.to_string())?;
             Ok((key, value))
         });
-        match found {
+        let skipped = match found {
+            Ok((key, value)) => entry(key, value),
+            Err(error) => Ok(Some(error)),
+        };
+        match skipped {
             _ if interrupt::signal_came() => outcome = interrupt::check(),
-            Ok((key, value)) => {
-                outcome = entry(key, value);
-                count.saved += 1;
-            }
-            Err(error) => {
+            Err(failure) => outcome = Err(failure),
+            Ok(None) => count.saved += 1,
+            Ok(Some(error)) => {
                 count.damaged += 1;
                 say(&format!("tree '{name}': {error}"));
             }
@@ -163,19 +220,19 @@ fn report(arguments: &Arguments, trees: &[(String, Found)]) -> Outcome {
     let (saved, damaged) = (sum(|found| found.saved), sum(|found| found.damaged));
     let shown = arguments.new.display();
     let mut output = Output::new();
-    if arguments.json {
+    let said = if arguments.json {
         let rows = trees.iter().map(|(name, Found { saved, damaged })| {
             json!({ "name": name, "entries_saved": saved, "damaged_places": damaged })
         });
         let rows: Vec<_> = rows.collect();
         let report = json!({ "entries_saved": saved, "damaged_places": damaged, "trees": rows });
-        output.line(&report.to_string())?;
+        output.line(&report.to_string())
     } else {
-        output.line(&format!("{shown}: {saved} entries of {} trees", trees.len()))?;
-    }
-    output.finish()?;
+        output.line(&format!("{shown}: {saved} entries of {} trees", trees.len()))
+    };
+    let said = said.and_then(|()| output.finish());
     match damaged {
-        0 => Ok(()),
+        0 => said,
         _ => Err(Failure::message(format!(
             "{shown} is complete, without what was in {damaged} damaged places"
         ))),
