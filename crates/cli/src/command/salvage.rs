@@ -24,7 +24,8 @@ STORE. NEW must not exist; it gets its name when it is complete and durable. Exi
 nothing was skipped, 1 if something was, or if there is no NEW; the last line says which.
 
 It does not read a log. It refuses a store that was not closed and may have its log, unless you add
---without-log: open the store before, as every other command does. Entries of pages from different times may come together; a backup is better.";
+--without-log: open the store before, as every other command does. Entries of pages from different
+times may come together; a backup is better.";
 
 /// Copy what is sound of a damaged store to a new one
 #[derive(clap::Args)]
@@ -84,7 +85,8 @@ fn check_log(store: &StoreArguments) -> Outcome {
     let options = store.options(Need::Pages).read_only(true);
     match Store::open(&store.path, &options) {
         Err(Error::NeedsRecovery) => Err(Failure::message(format!(
-            "{}: the store was not closed, and its log may have what the file has not: any command              that opens it recovers it, such as vellum check; if that fails, add --without-log",
+            "{}: the store was not closed, and its log may have what the file has not: any command \
+             that opens it recovers it, such as vellum check; if that fails, add --without-log",
             store.path.display()
         ))),
         // Others say themselves what they find.
@@ -153,16 +155,15 @@ fn is_of_entry(error: &Error) -> bool {
     )
 }
 
+/// Takes an entry, or says why it skips it.
+type Take<'t> = &'t mut dyn FnMut(&[u8], ValueReader<'_>) -> Outcome<Option<String>>;
+
 /// Hands the readable entries of a tree to `entry`, in the order of their keys, and names the
-/// damaged places on standard error. `entry` returns why it skips an entry, if it does.
+/// damaged places on standard error.
 ///
 /// # Errors
 /// Those of `entry`, and a signal.
-pub fn entries(
-    tree: &Tree,
-    path: &Path,
-    entry: &mut dyn FnMut(&[u8], ValueReader<'_>) -> Outcome<Option<String>>,
-) -> Outcome<Found> {
+pub fn entries(tree: &Tree, path: &Path, entry: Take<'_>) -> Outcome<Found> {
     let (mut count, mut outcome) = (Found::default(), Ok(()));
     let name = tree.name();
     tree.salvage_readers(&mut |found| {
