@@ -8,14 +8,8 @@
 
 #include "vellum_aquila.h"
 
-#define CHECK(condition)                                                                   \
-	do {                                                                               \
-		if (!(condition)) {                                                        \
-			fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__,         \
-				#condition, vellum_aquila_last_error());                   \
-			exit(1);                                                           \
-		}                                                                          \
-	} while (0)
+#define LAST_ERROR vellum_aquila_last_error
+#include "check.h"
 
 #define PAGE  4096
 #define PAGES 300

@@ -12,14 +12,8 @@
 
 #include "vellum.h"
 
-#define CHECK(condition)                                                                   \
-	do {                                                                               \
-		if (!(condition)) {                                                        \
-			fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__,         \
-				#condition, vellum_last_error());                          \
-			exit(1);                                                           \
-		}                                                                          \
-	} while (0)
+#define LAST_ERROR vellum_last_error
+#include "check.h"
 
 #define POOL (1 << 20)
 #define MANY 60000      /* entries that take ten times the pool */

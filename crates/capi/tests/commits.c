@@ -13,14 +13,8 @@
 
 #include "vellum.h"
 
-#define CHECK(condition)                                                                   \
-	do {                                                                               \
-		if (!(condition)) {                                                        \
-			fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__,         \
-				#condition, vellum_last_error());                          \
-			_exit(1);                                                          \
-		}                                                                          \
-	} while (0)
+#define LAST_ERROR vellum_last_error
+#include "check.h"
 
 #define MANY 1000
 

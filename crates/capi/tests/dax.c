@@ -9,14 +9,8 @@
 
 #include "vellum_dax.h"
 
-#define CHECK(condition)                                                                   \
-	do {                                                                               \
-		if (!(condition)) {                                                        \
-			fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__,         \
-				#condition, vellum_dax_last_error());                      \
-			exit(1);                                                           \
-		}                                                                          \
-	} while (0)
+#define LAST_ERROR vellum_dax_last_error
+#include "check.h"
 
 #define WRITE_AND_CREATE (VELLUM_DAX_WRITE | VELLUM_DAX_CREATE)
 

@@ -9,14 +9,8 @@
 
 #include "vellum_morsel.h"
 
-#define CHECK(condition)                                                                   \
-	do {                                                                               \
-		if (!(condition)) {                                                        \
-			fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__,         \
-				#condition, vellum_morsel_last_error());                   \
-			exit(1);                                                           \
-		}                                                                          \
-	} while (0)
+#define LAST_ERROR vellum_morsel_last_error
+#include "check.h"
 
 static vellum_morsel *make(uint64_t length)
 {

@@ -441,7 +441,8 @@ impl Shared {
         ready.into_values().for_each(|callback| call(callback, Ok(())));
         failed.into_iter().for_each(|(callback, failure)| call(callback, Err(failure)));
         let mut flow = lock(&self.flow);
-        flow.callers.retain(|thread| *thread != caller);
+        let at = flow.callers.iter().rposition(|thread| *thread == caller);
+        at.map(|at| flow.callers.swap_remove(at));
         if flow.closing {
             self.ended.notify_all();
         }

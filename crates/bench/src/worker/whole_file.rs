@@ -263,8 +263,8 @@ mod tests {
             assert_eq!(held.sum().unwrap(), expected, "{method:?}");
             plan.until_more_than(100, |plan| held.access(plan).unwrap());
         }
-        let nobody = LoadMethod::Daemon(directory.path().join("socket"));
-        assert!(Held::get(&nobody, &path).is_err());
+        let no_daemon = LoadMethod::Daemon(directory.path().join("socket"));
+        assert!(Held::get(&no_daemon, &path).is_err());
         assert!(make(&path, 5).is_err());
     }
 }

@@ -69,7 +69,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let trees = read(&arguments.store, |store| {
         let file = NewFile::create(new)?;
         let frames = store.stat().at(path)?.page_bytes / 4096;
-        // The file is nobody's until it is complete, so it needs no log.
+        // No process uses the file before it is complete, so it needs no log. The close makes it
+        // durable.
         let options = arguments.store.pool.options(Need::Pages.bytes(path));
         let options = options.page_frames(frames).log(false);
         let copy = Store::open_or_create(file.path(), &options).at(new)?;
@@ -156,14 +157,14 @@ fn is_of_entry(error: &Error) -> bool {
 }
 
 /// Takes an entry, or says why it skips it.
-type Take<'t> = &'t mut dyn FnMut(&[u8], ValueReader<'_>) -> Outcome<Option<String>>;
+type TakeEntry<'t> = &'t mut dyn FnMut(&[u8], ValueReader<'_>) -> Outcome<Option<String>>;
 
 /// Hands the readable entries of a tree to `entry`, in the order of their keys, and names the
 /// damaged places on standard error.
 ///
 /// # Errors
 /// Those of `entry`, and a signal.
-pub fn entries(tree: &Tree, path: &Path, entry: Take<'_>) -> Outcome<Found> {
+pub fn entries(tree: &Tree, path: &Path, entry: TakeEntry<'_>) -> Outcome<Found> {
     let (mut count, mut outcome) = (Found::default(), Ok(()));
     let name = tree.name();
     tree.salvage_readers(&mut |found| {
@@ -221,7 +222,7 @@ fn report(arguments: &Arguments, trees: &[(String, Found)]) -> Outcome {
     let (saved, damaged) = (sum(|found| found.saved), sum(|found| found.damaged));
     let shown = arguments.new.display();
     let mut output = Output::new();
-    let said = if arguments.json {
+    let written = if arguments.json {
         let rows = trees.iter().map(|(name, Found { saved, damaged })| {
             json!({ "name": name, "entries_saved": saved, "damaged_places": damaged })
         });
@@ -231,9 +232,9 @@ fn report(arguments: &Arguments, trees: &[(String, Found)]) -> Outcome {
     } else {
         output.line(&format!("{shown}: {saved} entries of {} trees", trees.len()))
     };
-    let said = said.and_then(|()| output.finish());
+    let written = written.and_then(|()| output.finish());
     match damaged {
-        0 => said,
+        0 => written,
         _ => Err(Failure::message(format!(
             "{shown} is complete, without what was in {damaged} damaged places"
         ))),
