@@ -2,8 +2,11 @@
 //!
 //! A batch goes through the paper's five steps (SIGMOD'23, section 3.4): take candidates and hold
 //! the dirty ones shared; write those; lock all exclusively, and skip pages that are in use;
-//! release their memory with one call; call them evicted. Background threads keep some frames free.
-//! A thread that finds no free frame evicts a batch itself.
+//! release their memory with one call; call them evicted.
+//!
+//! Some frames stay free. If fewer are, a miss evicts a few clean pages itself where that takes no
+//! system call, which is in slots, and wakes a background thread otherwise. A thread that finds no
+//! free frame evicts a batch itself.
 
 pub(crate) mod frame_budget;
 pub(crate) mod write_back;
@@ -19,11 +22,17 @@ use crate::eviction::write_back::{HeldPages, Writer};
 use crate::page::PageRef;
 use crate::page::state::{Leave, State};
 use crate::residence::PlacedPage;
+use crate::slots::Slots;
 use crate::statistics::counters::Event;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait};
 
 /// While the pool shrinks, it has so many batches of free frames at most beyond its new size.
 const SPARE_BATCHES: u64 = 4;
+
+/// So many pages at most leave in a miss while frames run short. Each miss needs the frames of one
+/// page. After four pages have left, the next three misses need not look at any, and this one takes
+/// hardly longer than those.
+const FEW: usize = 4;
 
 /// Evicts pages of one pool.
 #[derive(Debug)]
@@ -226,25 +235,23 @@ impl Eviction {
 
     /// Evicts one batch: up to `frames` frames, and up to the batch size in pages.
     pub(crate) fn evict_batch(&self, frames: u64) -> Evicted {
-        let core = &*self.core;
         let batch = self.writer.batch();
         let mut candidates = Vec::with_capacity(batch);
-        core.policy.candidates(core, frames, batch, &mut candidates);
+        self.core.policy.candidates(&*self.core, frames, batch, &mut candidates);
 
         let (clean, dirty) = self.hold_dirty(&candidates);
         let written = self.write(&dirty);
         let locked = self.lock_exclusively(&clean, dirty, &written);
-        let results = core.evict(&locked);
+        self.release(&locked)
+    }
 
-        let mut evicted = Evicted::default();
-        for (placed, _) in locked.iter().zip(results).filter(|(_, result)| result.is_ok()) {
-            evicted.pages += 1;
-            evicted.frames += u64::from(placed.page.frames);
-        }
-        core.counters.add(Event::Evict, evicted.pages);
-        core.budget.put_back(evicted.frames);
-        core.note_evicted(evicted.pages);
-        evicted
+    /// Looks at a few candidates, and evicts those that are clean and in slots.
+    fn evict_few(&self) -> Evicted {
+        let core = &*self.core;
+        let mut candidates = Vec::with_capacity(FEW);
+        core.policy.candidates(core, u64::MAX, FEW, &mut candidates);
+        candidates.retain(|page| core.slot_of(page.id) > 0);
+        self.release(&self.lock_exclusively(&candidates, HeldPages::none(core), &[]))
     }
 
     /// Step 1: sorts the candidates that are still marked into clean ones and dirty ones. Holds the
@@ -315,6 +322,22 @@ impl Eviction {
         locked
     }
 
+    /// Steps 4 and 5: releases the memory of pages that this thread holds exclusively, and calls
+    /// them evicted.
+    fn release(&self, locked: &[PlacedPage]) -> Evicted {
+        let core = &*self.core;
+        let results = core.evict(locked);
+        let mut evicted = Evicted::default();
+        for (placed, _) in locked.iter().zip(results).filter(|(_, result)| result.is_ok()) {
+            evicted.pages += 1;
+            evicted.frames += u64::from(placed.page.frames);
+        }
+        core.counters.add(Event::Evict, evicted.pages);
+        core.budget.put_back(evicted.frames);
+        core.note_evicted(evicted.pages);
+        evicted
+    }
+
     /// Where a page is that this thread holds exclusively. If its word is damaged, the page stays,
     /// and is unlocked.
     fn placed(&self, page: PageRef) -> Option<PlacedPage> {
@@ -326,13 +349,32 @@ impl Eviction {
         placed
     }
 
-    /// Wakes a background thread if frames run short.
+    /// If frames run short, evicts a few clean pages, or wakes a background thread.
     #[inline]
     pub(crate) fn evict_ahead(&self) {
-        let low = self.low();
-        if self.core.budget.available() < low && self.background.asleep.load(Ordering::Relaxed) {
-            self.wake_background(2 * low);
+        if self.core.budget.available() < self.low()
+            && self.background.asleep.load(Ordering::Relaxed)
+        {
+            self.evict_few_or_wake_background();
         }
+    }
+
+    /// If the threads that miss use all processors, the background thread takes one of them from a
+    /// thread in the midst of a miss, for as long as it evicts. So threads that miss evict what
+    /// costs less than waking that thread: a page in a slot takes no system call, and a clean page
+    /// no write.
+    #[cold]
+    fn evict_few_or_wake_background(&self) {
+        let low = self.low();
+        let slots_are_used = self.core.slots.as_ref().is_some_and(Slots::are_used);
+        if slots_are_used && self.core.budget.available() > low / 2 {
+            let evicted = self.evict_few();
+            self.core.counters.add(Event::EvictInline, evicted.pages);
+            if evicted.pages > 0 {
+                return;
+            }
+        }
+        self.wake_background(2 * low);
     }
 
     /// Wakes a background thread, so that at least `frames` frames become free.
@@ -417,7 +459,8 @@ pub(crate) struct Evicted {
 mod tests {
     use super::*;
     use crate::device::{Call, HookedDevice, MemoryDevice};
-    use crate::{Pool, PoolOptions, PoolSize, RawPages, Space};
+    use crate::{Pool, PoolOptions, PoolSize, RawPages, Space, Translation};
+    use vellum_vm::{BackendChoice, BackendKind};
 
     /// The pages of each batch of writes.
     type Batches = Arc<Mutex<Vec<Vec<u64>>>>;
@@ -539,6 +582,72 @@ mod tests {
         assert_eq!(lock(&pool.eviction.background.state).wanted, 0);
         assert_eq!(pool.eviction.low(), 6);
         assert_eq!(pool.eviction.writer.batch(), 6);
+    }
+
+    /// A pool by table whose frames are all in use, and whose background thread seems to sleep.
+    fn full_pool_by_table(frames: u64, page_frames: u32) -> Pool {
+        let options = PoolOptions {
+            size: PoolSize::Bytes(frames * 4096),
+            translation: Translation::Table,
+            backend: BackendChoice::Only(BackendKind::Madvise),
+            evictors: 0,
+            ..PoolOptions::default()
+        };
+        let device = Arc::new(MemoryDevice::new());
+        let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
+        for _ in 0..frames / u64::from(page_frames) {
+            drop(pool.allocate(page_frames).unwrap());
+        }
+        pool.eviction.background.asleep.store(true, Ordering::Relaxed);
+        pool
+    }
+
+    /// Evicts until a few frames less are free than background eviction begins at. Returns how many
+    /// are free.
+    fn evict_almost_to_the_mark(pool: &Pool) -> u64 {
+        let mark = pool.eviction.low();
+        while pool.core.budget.available() + 8 < mark {
+            pool.eviction.evict_batch(mark - 8 - pool.core.budget.available());
+        }
+        assert!((mark / 2 + 1..mark).contains(&pool.core.budget.available()));
+        pool.core.budget.available()
+    }
+
+    fn background_sleeps(pool: &Pool) -> bool {
+        pool.eviction.background.asleep.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn misses_evict_clean_pages_in_slots_themselves() {
+        let pool = full_pool_by_table(2048, 1);
+        pool.sync().unwrap();
+        let free = evict_almost_to_the_mark(&pool);
+        for _ in 0..2000 {
+            drop(pool.allocate(1).unwrap());
+            pool.sync().unwrap();
+            assert!(pool.core.budget.available() >= free, "misses keep frames free");
+        }
+        assert!(background_sleeps(&pool), "no miss needed the background thread");
+        assert!(pool.stats().evictions_inline >= 1990);
+    }
+
+    #[test]
+    fn misses_leave_dirty_pages_to_the_background_thread() {
+        let pool = full_pool_by_table(2048, 1);
+        let free = evict_almost_to_the_mark(&pool);
+        drop(pool.allocate(1).unwrap());
+        assert!(!background_sleeps(&pool), "it is to write and evict dirty pages");
+        assert_eq!(pool.core.budget.available(), free - 1);
+    }
+
+    #[test]
+    fn misses_leave_pages_on_the_surface_to_the_background_thread() {
+        let pool = full_pool_by_table(2048, 4);
+        pool.sync().unwrap();
+        let free = evict_almost_to_the_mark(&pool);
+        drop(pool.allocate(1).unwrap());
+        assert!(!background_sleeps(&pool), "it is to release many pages by one call");
+        assert_eq!(pool.core.budget.available(), free - 1);
     }
 
     #[test]
