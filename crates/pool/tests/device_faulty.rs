@@ -207,18 +207,21 @@ fn delayed_reads_are_done_out_of_order() {
     let device = faulty(5);
     device.plan().delay_reads(Duration::from_millis(3));
     let surface = surface(16);
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let reads = (0..16).map(|page| {
-        let sender = sender.clone();
-        let done = vellum_pool::device::ReadDone::new(move |result| {
-            result.unwrap();
-            sender.send(page).unwrap();
+    let order = || {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let reads = (0..16).map(|page| {
+            let sender = sender.clone();
+            let done = vellum_pool::device::ReadDone::new(move |result| {
+                result.unwrap();
+                sender.send(page).unwrap();
+            });
+            (range(page, 1).into(), done)
         });
-        (range(page, 1).into(), done)
-    });
-    device.start_reads(&surface, reads.collect());
-    let order: Vec<u64> = (0..16).map(|_| receiver.recv_timeout(PATIENCE).unwrap()).collect();
-    assert!(!order.is_sorted(), "{order:?}");
+        device.start_reads(&surface, reads.collect());
+        (0..16).map(|_| receiver.recv_timeout(PATIENCE).unwrap()).collect::<Vec<u64>>()
+    };
+    // If the threads of the device get a processor late, all delays may be over by then.
+    assert!((0..1_000).any(|_| !order().is_sorted()));
     assert_holds(&surface, range(0, 16), 1);
 }
 

@@ -264,7 +264,7 @@ impl Eviction {
                 if !seen.is_dirty() {
                     clean.push(page);
                 } else if state.try_lock_shared(seen) {
-                    if self.core.policy.contains(page) {
+                    if self.core.is_of_this_length(page) {
                         dirty.push(page);
                     } else {
                         self.core.unlock_shared(page);
@@ -302,7 +302,7 @@ impl Eviction {
             let (state, seen) = self.core.look_at_known(page);
             if seen.state() == State::Marked && !seen.is_dirty() && state.try_lock(seen) {
                 // The page may have been freed since, and another page may have its place.
-                if !self.core.policy.contains(page) {
+                if !self.core.is_of_this_length(page) {
                     self.core.unlock(page, Leave::Unlocked, false);
                 } else {
                     locked.extend(self.placed(page));
@@ -594,9 +594,9 @@ mod tests {
             ..PoolOptions::default()
         };
         let device = Arc::new(MemoryDevice::new());
-        let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
+        let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).expect("a pool");
         for _ in 0..frames / u64::from(page_frames) {
-            drop(pool.allocate(page_frames).unwrap());
+            drop(pool.allocate(page_frames).expect("the pool evicts"));
         }
         pool.eviction.background.asleep.store(true, Ordering::Relaxed);
         pool

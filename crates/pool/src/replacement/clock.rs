@@ -1,8 +1,9 @@
-//! Clock with second chance over the resident set (SIGMOD'23, section 3.4).
+//! Clock with second chance over the resident pages (SIGMOD'23, section 3.4).
 //!
-//! The hand goes round the set's slots. The hand marks each unlocked page that it finds, and
-//! proposes each page that is still marked. Every access clears the mark. Threads that evict at the
-//! same time share the hand: each thread looks at the slots of its own steps.
+//! The hand goes round the slots of the resident set, which has the pages on the surface, and then
+//! round the pool's slots, whose record has the pages in them. The hand marks each unlocked page
+//! that it finds, and proposes each page that is still marked. Every access clears the mark.
+//! Threads that evict at the same time share the hand: each thread looks at its own steps.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -24,12 +25,28 @@ impl Clock {
 }
 
 impl Clock {
+    /// The places that the hand goes round.
+    fn positions(&self, residents: &dyn Residents) -> usize {
+        self.resident.slots() + residents.slot_positions()
+    }
+
+    fn page_at(&self, position: usize, residents: &dyn Residents) -> Option<PageRef> {
+        match position.checked_sub(self.resident.slots()) {
+            None => self.resident.at(position),
+            Some(in_slots) => residents.page_in_slot_at(in_slots),
+        }
+    }
+
     /// Moves the hand by one slot, or over all slots up to the next one that may have a page.
     /// Returns where the hand was, and how many slots it has jumped over from there.
-    fn step(&self) -> (usize, usize) {
+    fn step(&self, residents: &dyn Residents) -> (usize, usize) {
         let step = self.hand.fetch_add(1, Ordering::Relaxed);
-        let position = step % self.resident.slots();
-        let empty = self.resident.empty_from(position).saturating_sub(1);
+        let position = step % self.positions(residents);
+        let empty = match position.checked_sub(self.resident.slots()) {
+            None => self.resident.empty_from(position),
+            Some(in_slots) => residents.empty_slots_from(in_slots),
+        };
+        let empty = empty.saturating_sub(1);
         // If another thread has moved the hand meanwhile, that thread finds out by itself.
         let (now, beyond) = (step.wrapping_add(1), step.wrapping_add(1 + empty));
         let moved = empty > 0
@@ -61,18 +78,18 @@ impl ReplacementPolicy for Clock {
         pages: usize,
         candidates: &mut Vec<PageRef>,
     ) {
-        let slots = self.resident.slots();
+        let positions = self.positions(residents);
         let mut found_frames = 0;
         let mut first = None;
         let mut passed = 0;
         // The first round marks all pages, and the second finds those that no thread has accessed.
-        while passed < 2 * slots {
-            let (step, empty) = self.step();
+        while passed < 2 * positions {
+            let (step, empty) = self.step(residents);
             passed += 1 + empty;
             // The hand, moved by all threads, can reach a page that is a candidate already only
             // from its second round on.
-            let is_second_round = step.wrapping_sub(*first.get_or_insert(step)) >= slots;
-            let Some(page) = self.resident.at(step % slots) else { continue };
+            let is_second_round = step.wrapping_sub(*first.get_or_insert(step)) >= positions;
+            let Some(page) = self.page_at(step % positions, residents) else { continue };
             if residents.try_mark(page) == MarkOutcome::AlreadyMarked
                 && !(is_second_round && candidates.contains(&page))
             {
@@ -83,6 +100,10 @@ impl ReplacementPolicy for Clock {
                 }
             }
         }
+    }
+
+    fn looks_into_slots(&self) -> bool {
+        true
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(PageRef)) {
