@@ -59,11 +59,13 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let options = PoolOptions { size, read_only: true, ..PoolOptions::default() };
     let pool = Pool::open(Arc::new(device), Arc::new(RawPages), Space::new(pages), options)?;
     let opened = Taken::now()?;
-    let cached = frames / 2;
-    read(context, &pool, 0..cached)?;
-    let first = Beside::of(&pool, before)?;
-    let of_cached = per(first.anonymous, cached);
-    read(context, &pool, cached..pages)?;
+    let (half, nearly_all) = (frames / 2, frames * 15 / 16);
+    read(context, &pool, 0..half)?;
+    let of_half = Beside::of(&pool, before)?;
+    read(context, &pool, half..nearly_all)?;
+    let of_nearly_all = Beside::of(&pool, before)?;
+    let of_cached = per(of_nearly_all.anonymous, nearly_all);
+    read(context, &pool, nearly_all..pages)?;
     let last = Beside::of(&pool, before)?;
     // What the cached pages take as well is not the stored pages'.
     let resident = pool.stats().resident_frames;
@@ -72,9 +74,21 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
 
     let opening = opened.anonymous.saturating_sub(before.anonymous);
     let all = last.anonymous + last.page_tables;
-    let rows = vec![
-        Row::count("cached page: kernel's page tables", per(first.page_tables, cached), "bytes"),
-        Row::count("cached page: all else", of_cached, "bytes"),
+    let cached = |what: &str, beside: &Beside, cached: u64| {
+        let all = beside.anonymous + beside.page_tables;
+        let rows = [("kernel's page tables", beside.page_tables), ("all", all)];
+        rows.map(|(part, bytes)| {
+            Row::count(
+                format!("cached page, {what} of the pool in use: {part}"),
+                per(bytes, cached),
+                "bytes",
+            )
+        })
+    };
+    let mut rows = Vec::new();
+    rows.extend(cached("15/16", &of_nearly_all, nearly_all));
+    rows.extend(cached("a half", &of_half, half));
+    rows.extend([
         Row::count("stored page: kernel's page tables", per(last.page_tables, pages), "bytes"),
         Row::count(
             "stored page that was cached: all else",
@@ -83,10 +97,10 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         ),
         Row::count("all, when the pool was opened", opening as f64, "bytes"),
         Row::count("all, per byte of the pool", per(all, frames * PAGE_SIZE as u64), "bytes"),
-    ];
+    ]);
     let note = format!(
-        "{pages} pages ({} GiB), pool of {frames} frames, found by {} at the end. Cached pages are \
-         {cached} that were used once before any page was evicted. Stored pages are those after \
+        "{pages} pages ({} GiB), pool of {frames} frames, found by {} at the end. Cached pages were \
+         used once, in order, before any page was evicted. Stored pages are those after \
          every page was used once, in order: the pool gives back the state words of 512 neighbours \
          that have all left memory. State words are 8 bytes each; memory for them and for page \
          tables comes in pieces of 4 KiB, or of 2 MiB where huge pages back them. By RssAnon and \
