@@ -41,6 +41,21 @@ static void pt_mount_fill_tail(struct pt_mount *mount)
 	spin_unlock(lock);
 }
 
+/*
+ * Copies a leaf over the process' entry. If both have the same frame, the process may have used it
+ * since, and what CPUs have noted in the entry stays: for HARVEST a write must not get lost.
+ */
+static void pt_mount_update_entry(pteval_t *entry, pteval_t leaf)
+{
+	pteval_t old = READ_ONCE(*entry), noted;
+
+	do {
+		noted = 0;
+		if ((leaf & old & _PAGE_PRESENT) && pt_leaf_pfn(leaf) == pt_leaf_pfn(old))
+			noted = old & PT_MOUNT_NOTED;
+	} while (!try_cmpxchg(entry, &old, leaf | noted));
+}
+
 void __pt_mount_mirror(struct pt_mount *mount, u64 page)
 {
 	u64 i = page - mount->tail;
@@ -50,7 +65,7 @@ void __pt_mount_mirror(struct pt_mount *mount, u64 page)
 	if (mount->attached) {
 		lock = pt_table_lock(mount->tail_mirror);
 		spin_lock(lock);
-		WRITE_ONCE(mount->tail_mirror[i], READ_ONCE(mount->tail_leaves[i]));
+		pt_mount_update_entry(mount->tail_mirror + i, READ_ONCE(mount->tail_leaves[i]));
 		spin_unlock(lock);
 	}
 	spin_unlock(&mount->lock);

@@ -206,3 +206,20 @@ pub fn faults() -> i64 {
         .expect("getrusage");
     usage.ru_minflt + usage.ru_majflt
 }
+
+/// Has this thread run only when no other one wants its processor.
+#[track_caller]
+pub fn give_way() {
+    let priority = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the kernel reads the structure, and changes this thread alone.
+    let done = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const priority) };
+    assert_eq!(done, 0, "SCHED_IDLE: {:?}", last_error());
+}
+
+/// Has sleeps of this thread end in time, and not 50 microseconds later.
+#[track_caller]
+pub fn wake_in_time() {
+    // SAFETY: this changes a number of this thread.
+    let done = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
+    assert_eq!(done, 0, "PR_SET_TIMERSLACK: {:?}", last_error());
+}

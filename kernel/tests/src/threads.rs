@@ -1,17 +1,20 @@
 //! Threads bound to processors.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::counters::PATIENCE;
+use crate::random::Random;
+use crate::sys;
 
 /// The number of processors of the machine. The affinity of this thread does not tell, because a
 /// thread inherits that of the thread that starts it.
 pub fn processors() -> usize {
-    let text = std::fs::read_to_string("/proc/cpuinfo").expect("/proc/cpuinfo");
+    let text = fs::read_to_string("/proc/cpuinfo").expect("/proc/cpuinfo");
     text.lines().filter(|line| line.starts_with("processor")).count()
 }
 
@@ -39,6 +42,33 @@ impl Drop for Place {
     fn drop(&mut self) {
         // The thread ends with its test, so a failure does no harm.
         let _ = sched_setaffinity(None, &self.0);
+    }
+}
+
+/// The kernel may preempt a thread within the kernel, too, for as long as this lives.
+#[derive(Debug)]
+pub struct Preemptible(String);
+
+impl Preemptible {
+    /// How the kernel preempts threads, if it can change that.
+    const SWITCH: &str = "/sys/kernel/debug/sched/preempt";
+
+    /// Has the kernel do so, where that can be changed.
+    #[expect(clippy::new_without_default, reason = "it changes the machine")]
+    pub fn new() -> Self {
+        let ways = fs::read_to_string(Self::SWITCH).unwrap_or_default();
+        // The one that is chosen is in brackets.
+        let chosen = ways.split(['(', ')']).nth(1).unwrap_or_default().to_owned();
+        if fs::write(Self::SWITCH, "full").is_err() {
+            eprintln!("this kernel always preempts, or never");
+        }
+        Self(chosen)
+    }
+}
+
+impl Drop for Preemptible {
+    fn drop(&mut self) {
+        let _ = fs::write(Self::SWITCH, &self.0);
     }
 }
 
@@ -122,6 +152,49 @@ pub fn race_part() -> u32 {
 #[must_use]
 pub fn rounds(count: u32) -> u32 {
     count.div_ceil(race_part())
+}
+
+/// Runs `slow` on a thread that has to give way, and `quick` on this one at random moments of it,
+/// on the same processor, for a number of rounds: so `slow` stands still wherever it is until
+/// `quick` is over. After each round, when both are over, runs `look`.
+///
+/// # Panics
+/// If the other thread does not come to an end.
+pub fn cut_in(count: u32, slow: impl Fn() + Sync, mut quick: impl FnMut(), mut look: impl FnMut()) {
+    let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+    // The time that `slow` takes, in nanoseconds.
+    let time = AtomicU64::new(1);
+    let stop = Stop::default();
+    let mut random = Random::of_this_run();
+    let _preemptible = Preemptible::new();
+    let _place = Place::on(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            sys::give_way();
+            while !stop.is_said() {
+                if begun.load(Ordering::Acquire) > ended.load(Ordering::Relaxed) {
+                    let start = Instant::now();
+                    slow();
+                    time.store(start.elapsed().as_nanos() as u64 + 1, Ordering::Relaxed);
+                    ended.fetch_add(1, Ordering::Release);
+                }
+                std::thread::yield_now();
+            }
+        });
+        let _at_end = stop.at_end();
+        sys::wake_in_time();
+        for round in 1..=u64::from(rounds(count)) {
+            begun.store(round, Ordering::Release);
+            std::thread::sleep(Duration::from_nanos(random.below(time.load(Ordering::Relaxed))));
+            quick();
+            let deadline = Deadline(Instant::now() + PATIENCE);
+            while ended.load(Ordering::Acquire) < round {
+                assert!(!deadline.is_over(), "the other thread does not get so far");
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            look();
+        }
+    });
 }
 
 /// Time that a test has for something that races.

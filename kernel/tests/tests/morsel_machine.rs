@@ -2,7 +2,6 @@
 //! when pages are punched.
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,7 +11,9 @@ use vellum_kernel_tests::counters::assert_morsels_are_sound;
 use vellum_kernel_tests::machine::{Machine, Starter};
 use vellum_kernel_tests::morsel::{kinds, plan, stamped};
 use vellum_kernel_tests::random::Random;
-use vellum_kernel_tests::threads::{Barrier, Deadline, Place, Stop, processors, stay_on};
+use vellum_kernel_tests::threads::{
+    Barrier, Deadline, Place, Preemptible, Stop, processors, stay_on,
+};
 use vellum_kernel_tests::{Errno, Mapping, Morsel, PAGE, access, morsel_turn, persistent, sys};
 use vellum_uapi::morsel::{HUGE, PINNABLE, SEAL_CONTENT};
 
@@ -179,30 +180,6 @@ fn a_morsel_with_a_page_that_kvm_holds_cannot_be_sealed() {
             morsel
         });
         persistent::unmount().unwrap();
-    }
-}
-
-/// The kernel may preempt a thread within the kernel, too, for as long as this lives.
-struct Preemptible(String);
-
-impl Preemptible {
-    /// How the kernel preempts threads, if it can change that.
-    const SWITCH: &str = "/sys/kernel/debug/sched/preempt";
-
-    fn new() -> Self {
-        let ways = fs::read_to_string(Self::SWITCH).unwrap_or_default();
-        // The one that is chosen is in brackets.
-        let chosen = ways.split(['(', ')']).nth(1).unwrap_or_default().to_owned();
-        if fs::write(Self::SWITCH, "full").is_err() {
-            eprintln!("this kernel always preempts, or never");
-        }
-        Self(chosen)
-    }
-}
-
-impl Drop for Preemptible {
-    fn drop(&mut self) {
-        let _ = fs::write(Self::SWITCH, &self.0);
     }
 }
 
