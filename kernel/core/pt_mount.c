@@ -114,24 +114,33 @@ static void pt_mount_set_bits(pteval_t *entry, pteval_t bits)
 		;
 }
 
-pteval_t __pt_mount_tail_bits(struct pt_mount *mount, u64 page, pteval_t clear)
+pteval_t pt_mount_entry_bits(struct pt_mount *mount, u64 page, pteval_t clear)
 {
-	pteval_t noted = 0;
+	pteval_t noted;
 	pteval_t *entry;
 	spinlock_t *lock;
 
-	spin_lock(&mount->lock);
-	if (mount->attached) {
-		lock = pt_table_lock(mount->tail_mirror);
-		spin_lock(lock);
-		entry = mount->tail_mirror + (page - mount->tail);
-		noted = READ_ONCE(*entry);
-		while (!try_cmpxchg(entry, &noted, noted & ~clear))
-			;
-		spin_unlock(lock);
-	}
-	spin_unlock(&mount->lock);
+	lockdep_assert_held(&mount->lock);
+	if (!mount->attached)
+		return 0;
+	lock = pt_table_lock(mount->tail_mirror);
+	spin_lock(lock);
+	entry = mount->tail_mirror + (page - mount->tail);
+	noted = READ_ONCE(*entry);
+	while (!try_cmpxchg(entry, &noted, noted & ~clear))
+		;
+	spin_unlock(lock);
 	return noted & PT_MOUNT_NOTED;
+}
+
+pteval_t __pt_mount_tail_bits(struct pt_mount *mount, u64 page, pteval_t clear)
+{
+	pteval_t noted;
+
+	spin_lock(&mount->lock);
+	noted = pt_mount_entry_bits(mount, page, clear);
+	spin_unlock(&mount->lock);
+	return noted;
 }
 
 /* Takes the tail out of the process. What the CPUs have set there goes to the tree. */

@@ -166,4 +166,10 @@ static inline pteval_t pt_mount_bits(struct pt_mount *mount, u64 page, pteval_t 
 	return unlikely(page >= mount->tail) ? __pt_mount_tail_bits(mount, page, clear) : 0;
 }
 
+/*
+ * The same for a page of the tail, with the mount's lock held: until that is released, what is
+ * noted does not go from the process' entry to the tree's leaf, or back.
+ */
+pteval_t pt_mount_entry_bits(struct pt_mount *mount, u64 page, pteval_t clear);
+
 #endif /* VELLUM_PT_MOUNT_H */

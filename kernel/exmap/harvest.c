@@ -39,12 +39,45 @@ static void exmap_harvest_huge(struct exmap *exmap, u64 page, unsigned int bit,
 	words->written |= 1ULL << bit;
 }
 
+/* Returns the entry, and clears the bits of it if there is a frame. */
+static pteval_t exmap_harvest_leaf(struct exmap *exmap, pteval_t *leaf, pteval_t clear)
+{
+	spinlock_t *lock = pt_table_lock(leaf);
+	pteval_t old;
+
+	spin_lock(lock);
+	old = READ_ONCE(*leaf);
+	while (exmap_has_frame(exmap, old) && (old & clear) &&
+	       !try_cmpxchg(leaf, &old, old & ~clear))
+		;
+	spin_unlock(lock);
+	return old;
+}
+
+/*
+ * The same for a page of which the process has an entry of its own. What is noted there goes to the
+ * leaf when the surface is detached, and to the entry when it is attached again. So both are read
+ * in one moment: a note is in this harvest, and in no other.
+ */
+static noinline pteval_t exmap_harvest_tail(struct exmap *exmap, pteval_t *leaf, u64 page,
+					    pteval_t clear)
+{
+	struct pt_mount *mount = &exmap->mount;
+	pteval_t old;
+
+	spin_lock(&mount->lock);
+	old = exmap_harvest_leaf(exmap, leaf, clear);
+	if (exmap_has_frame(exmap, old))
+		old |= pt_mount_entry_bits(mount, page, clear);
+	spin_unlock(&mount->lock);
+	return old;
+}
+
 static void exmap_harvest_page(struct exmap *exmap, u64 page, pteval_t clear, unsigned int bit,
 			       struct exmap_harvest_words *words)
 {
 	pteval_t *leaf = pt_tree_leaf(&exmap->tree, page);
-	spinlock_t *lock;
-	pteval_t old, noted;
+	pteval_t noted;
 
 	if (!leaf || READ_ONCE(*leaf) == PT_SPLITTING) {
 		exmap_harvest_huge(exmap, page, bit, words);
@@ -52,16 +85,11 @@ static void exmap_harvest_page(struct exmap *exmap, u64 page, pteval_t clear, un
 	}
 	if (!exmap_has_frame(exmap, READ_ONCE(*leaf)))
 		return;
-	lock = pt_table_lock(leaf);
-	spin_lock(lock);
-	old = READ_ONCE(*leaf);
-	while (exmap_has_frame(exmap, old) && (old & clear) &&
-	       !try_cmpxchg(leaf, &old, old & ~clear))
-		;
-	spin_unlock(lock);
-	if (!exmap_has_frame(exmap, old))
+	noted = unlikely(page >= exmap->mount.tail) ?
+		exmap_harvest_tail(exmap, leaf, page, clear) :
+		exmap_harvest_leaf(exmap, leaf, clear);
+	if (!exmap_has_frame(exmap, noted))
 		return;
-	noted = old | pt_mount_bits(&exmap->mount, page, clear);
 	words->present++;
 	words->cleared += (noted & clear) != 0;
 	if (noted & _PAGE_ACCESSED)

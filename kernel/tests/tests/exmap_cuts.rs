@@ -93,3 +93,26 @@ fn a_write_is_noted_while_another_thread_brings_the_page() {
         },
     );
 }
+
+#[test]
+fn a_harvest_has_what_was_written_before_it_and_the_next_one_has_not() {
+    let Some(_turn) = turn_with(exmap::TRACKS) else { return };
+    let surface = Plan::new(PAGES, 300).flags(exmap::TRACKS | exmap::PINNABLE).make();
+    alloc_tail(&surface);
+    let all = store_tail(&surface);
+    assert_eq!(all.len() as u64, PAGES - TAIL);
+    let found = Mutex::new(Vec::new());
+    let harvest = || *found.lock().unwrap() = written(&surface);
+    let detach_and_attach = || {
+        detach(&surface);
+        surface.load(TAIL).unwrap();
+    };
+    for again in [false, true] {
+        let disturb = || if again { detach_and_attach() } else { detach(&surface) };
+        cut_in(ROUNDS, harvest, disturb, || {
+            assert_same(&found.lock().unwrap(), &all);
+            assert_same(&written(&surface), &[]);
+            assert_eq!(store_tail(&surface), all);
+        });
+    }
+}
