@@ -21,7 +21,7 @@ struct exmap_allocation {
 	unsigned int		index;
 	struct frame_lane	*lane;
 	struct frame_bundle	bundle;
-	bool			over_zeros;
+	unsigned int		zeros;	/* EXMAP_ZEROS_* */
 };
 
 /* Brings a frame to the page, if it has none. False: there is no memory for it. */
@@ -37,18 +37,21 @@ static __always_inline bool exmap_alloc_leaf(struct exmap_allocation *allocation
 		if (!leaf)
 			return is_huge;
 	}
-	if (exmap_has_frame(exmap, READ_ONCE(*leaf)))
+	if (exmap_has_frame(exmap, READ_ONCE(*leaf))) {
+		exmap_found(exmap, &allocation->zeros);
 		return true;
+	}
 	frame = frame_take(&exmap->pool, allocation->lane, &allocation->bundle);
 	if (unlikely(!frame))
 		return false;
-	placed = exmap_place(exmap, leaf, page, frame, &allocation->over_zeros);
+	placed = exmap_place(exmap, leaf, page, frame, &allocation->zeros);
 	while (unlikely(!placed && !exmap_has_frame(exmap, READ_ONCE(*leaf)))) {
 		if (!exmap_wait(exmap, leaf, page) || fatal_signal_pending(current))
 			break;
-		placed = exmap_place(exmap, leaf, page, frame, &allocation->over_zeros);
+		placed = exmap_place(exmap, leaf, page, frame, &allocation->zeros);
 	}
 	if (unlikely(!placed)) {
+		exmap_found(exmap, &allocation->zeros);
 		frame_take_back(&exmap->pool, allocation->lane, &allocation->bundle, frame);
 		return true;
 	}
@@ -158,8 +161,8 @@ static __always_inline struct exmap_result exmap_alloc_one(struct exmap_allocati
 static void exmap_alloc_end(struct exmap_allocation *allocation, struct exmap_interface *interface)
 {
 	frame_take_end(&allocation->exmap->pool, allocation->lane, &allocation->bundle);
-	if (unlikely(allocation->over_zeros))
-		exmap_flush_zeros(allocation->exmap, interface, current->mm);
+	if (unlikely(allocation->zeros))
+		exmap_flush_zeros(allocation->exmap, interface, current->mm, allocation->zeros);
 }
 
 void exmap_alloc(struct exmap *exmap, unsigned int index, const struct exmap_range *ranges,
@@ -182,7 +185,8 @@ struct exmap_result exmap_alloc_page(struct exmap *exmap, unsigned int index, u6
 	pteval_t *leaf = pt_tree_leaf(&exmap->tree, page);
 	struct exmap_range range = { page, 1 };
 	struct exmap_result result = {};
-	bool over_zeros = false;
+	unsigned int zeros = 0;
+	bool placed;
 	u64 frame;
 
 	if (likely(leaf && !READ_ONCE(*leaf))) {
@@ -191,11 +195,12 @@ struct exmap_result exmap_alloc_page(struct exmap *exmap, unsigned int index, u6
 			result.error = -ENOMEM;
 			return result;
 		}
-		if (likely(exmap_place(exmap, leaf, page, frame, &over_zeros))) {
+		placed = exmap_place(exmap, leaf, page, frame, &zeros);
+		if (unlikely(zeros))
+			exmap_flush_zeros(exmap, &exmap->interface[index], current->mm, zeros);
+		if (likely(placed)) {
 			lane->taken++;
 			result.pages = 1;
-			if (unlikely(over_zeros))
-				exmap_flush_zeros(exmap, &exmap->interface[index], current->mm);
 			return result;
 		}
 		frame_take_back_one(&exmap->pool, lane, frame);

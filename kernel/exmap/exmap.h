@@ -109,6 +109,7 @@ struct exmap {
 	pteval_t		leaf_flags;
 	pteval_t		zero_leaf;	/* shows a page of zeros; 0: there is none */
 	struct page		*zeros;
+	atomic_t		over_zeros;	/* commands, see EXMAP_ZEROS_COUNTED */
 	struct pt_source	source;		/* of the tree: charges for its tables */
 	struct pt_tree		tree;
 	struct pt_mount		mount;
@@ -231,8 +232,37 @@ static inline void exmap_flush_page(struct exmap *exmap, struct mm_struct *mm, u
 	pt_mount_tell(&exmap->mount, mm, page, 1);
 }
 
+/*
+ * What a command has still to do for pages that showed zeros, as CPUs may cache that they do.
+ *
+ * A command that puts a frame over zeros flushes before it returns. Another command may find the
+ * frame before that, and must not return before that either. So the first one counts from before it
+ * changes the entry until it has flushed. The other one reads the count after the entry. Unless it
+ * is 0, the other one flushes, too. It does not wait, as the first one may stand still.
+ */
+#define EXMAP_ZEROS_STALE	1U	/* flush before the command returns */
+#define EXMAP_ZEROS_COUNTED	2U	/* the command is in the exmap's over_zeros */
+
 void exmap_flush_zeros(struct exmap *exmap, struct exmap_interface *interface,
-		       struct mm_struct *mm);
+		       struct mm_struct *mm, unsigned int zeros);
+
+/* To be called before a frame is put over zeros. */
+static __always_inline void exmap_count_zeros(struct exmap *exmap, unsigned int *zeros)
+{
+	if (*zeros & EXMAP_ZEROS_COUNTED)
+		return;
+	*zeros |= EXMAP_ZEROS_COUNTED | EXMAP_ZEROS_STALE;
+	atomic_inc(&exmap->over_zeros);
+	smp_mb__after_atomic(); /* counted before the entry changes */
+}
+
+/* To be called after a command has read an entry that has a frame, and leaves it there. */
+static __always_inline void exmap_found(struct exmap *exmap, unsigned int *zeros)
+{
+	smp_rmb(); /* the entry is read before the count; see exmap_count_zeros() */
+	if (unlikely(atomic_read(&exmap->over_zeros)))
+		*zeros |= EXMAP_ZEROS_STALE;
+}
 
 bool exmap_huge_is_right(const struct vellum_exmap_create *create);
 unsigned int exmap_alloc_huge(struct exmap *exmap, unsigned int index, u64 page, bool *is_there);
@@ -430,27 +460,28 @@ static __always_inline void exmap_leaf_changed(struct exmap *exmap, u64 page)
  * claimed the entry.
  */
 static __always_inline bool exmap_place_noted(struct exmap *exmap, pteval_t *leaf, u64 page,
-					      u64 frame, pteval_t noted, bool *over_zeros)
+					      u64 frame, pteval_t noted, unsigned int *zeros)
 {
 	spinlock_t *lock = exmap_lock_table(exmap, leaf);
 	pteval_t old = READ_ONCE(*leaf);
 	bool placed = false;
 
-	while ((!old || old == exmap->zero_leaf) && !placed)
+	while ((!old || old == exmap->zero_leaf) && !placed) {
+		if (unlikely(old))
+			exmap_count_zeros(exmap, zeros);
 		placed = try_cmpxchg(leaf, &old, frame << PAGE_SHIFT | exmap->leaf_flags | noted);
-	exmap_unlock_table(lock);
-	if (placed) {
-		*over_zeros |= old != 0;
-		exmap_leaf_changed(exmap, page);
 	}
+	exmap_unlock_table(lock);
+	if (placed)
+		exmap_leaf_changed(exmap, page);
 	return placed;
 }
 
 /* Puts a frame on a page that was neither accessed nor written since. */
 static __always_inline bool exmap_place(struct exmap *exmap, pteval_t *leaf, u64 page, u64 frame,
-					bool *over_zeros)
+					unsigned int *zeros)
 {
-	return exmap_place_noted(exmap, leaf, page, frame, 0, over_zeros);
+	return exmap_place_noted(exmap, leaf, page, frame, 0, zeros);
 }
 
 #endif /* VELLUM_EXMAP_H */

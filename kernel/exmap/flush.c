@@ -37,10 +37,13 @@ void exmap_flush_all(struct exmap *exmap, struct mm_struct *mm)
 	pt_mount_tell(&exmap->mount, mm, 0, exmap->tree.pages);
 }
 
-/* CPUs may cache that pages which have frames now show zeros. */
 void exmap_flush_zeros(struct exmap *exmap, struct exmap_interface *interface,
-		       struct mm_struct *mm)
+		       struct mm_struct *mm, unsigned int zeros)
 {
 	exmap_flush_all(exmap, mm);
 	interface->flushes++;
+	if (zeros & EXMAP_ZEROS_COUNTED) {
+		smp_mb__before_atomic(); /* flushed before a command finds the count lower */
+		atomic_dec(&exmap->over_zeros);
+	}
 }

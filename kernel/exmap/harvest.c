@@ -15,6 +15,7 @@
 struct exmap_harvest_words {
 	u64	accessed, written;
 	u64	present, cleared;	/* pages */
+	unsigned int zeros;		/* EXMAP_ZEROS_* */
 };
 
 static pteval_t exmap_harvest_bits(u32 flags)
@@ -90,6 +91,7 @@ static void exmap_harvest_page(struct exmap *exmap, u64 page, pteval_t clear, un
 		exmap_harvest_leaf(exmap, leaf, clear);
 	if (!exmap_has_frame(exmap, noted))
 		return;
+	exmap_found(exmap, &words->zeros);
 	words->present++;
 	words->cleared += (noted & clear) != 0;
 	if (noted & _PAGE_ACCESSED)
@@ -116,7 +118,7 @@ long exmap_harvest(struct exmap *exmap, const struct vellum_exmap_harvest *harve
 			 exmap_harvest_bits(harvest->flags) : 0;
 	long error = exmap_may_command(exmap);
 	u64 index, present = 0, cleared = 0;
-	unsigned int bit;
+	unsigned int bit, zeros = 0;
 
 	if (error)
 		return error;
@@ -135,11 +137,14 @@ long exmap_harvest(struct exmap *exmap, const struct vellum_exmap_harvest *harve
 		up_read(&exmap->walking);
 		present += words.present;
 		cleared += words.cleared;
+		zeros |= words.zeros;
 		error = fatal_signal_pending(current) ? -EINTR :
 			exmap_harvest_put(harvest, index, &words);
 		cond_resched();
 	}
-	if (cleared)
+	if (unlikely(zeros))
+		exmap_flush_all(exmap, current->mm);
+	else if (cleared)
 		exmap_flush(exmap, current->mm, harvest->page,
 			    harvest->page + harvest->count - 1);
 	return error ? error : (long)present;

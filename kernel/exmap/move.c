@@ -25,40 +25,41 @@ struct exmap_moving {
  * frame by now. If something has begun to hold the frame since it was taken off, it goes back.
  */
 static bool exmap_move_put_down(struct exmap *exmap, struct frame_lane *lane, u64 from, u64 to,
-				struct exmap_moving moving)
+				struct exmap_moving moving, unsigned int *zeros)
 {
 	bool held = frame_is_held(pfn_to_page(moving.frame));
 	pteval_t *leaf = held ? NULL : pt_tree_make_leaf(&exmap->tree, to);
-	bool over_zeros = false;
-	bool moved = leaf && exmap_place_noted(exmap, leaf, to, moving.frame, moving.noted,
-					       &over_zeros);
+	bool moved = leaf && exmap_place_noted(exmap, leaf, to, moving.frame, moving.noted, zeros);
 
-	if (!moved)
+	if (!moved) {
+		exmap_found(exmap, zeros);
 		leaf = pt_tree_leaf(&exmap->tree, from);
+	}
 	if (!moved && !(leaf && exmap_place_noted(exmap, leaf, from, moving.frame, moving.noted,
-						  &over_zeros))) {
+						  zeros))) {
 		lane->given++;
 		frame_pend(lane, moving.frame);
 		frame_settle(&exmap->pool, lane);
 	}
-	if (over_zeros)
-		exmap_flush(exmap, current->mm, moved ? to : from, moved ? to : from);
 	return moved;
 }
 
-static unsigned int exmap_move_some(struct exmap *exmap, struct frame_lane *lane, u64 from, u64 to,
+static unsigned int exmap_move_some(struct exmap *exmap, unsigned int index, u64 from, u64 to,
 				    unsigned int count, struct exmap_moving *moving)
 {
+	struct frame_lane *lane = &exmap->pool.lanes[index];
 	bool pins = exmap_may_be_pinned(exmap);
-	unsigned int i, taken = 0, moved = 0;
+	unsigned int i, taken = 0, moved = 0, zeros = 0;
 
 	for (i = 0; i < count; i++) {
 		pteval_t *leaf;
 		u64 frame;
 
 		moving[i].frame = 0;
-		if (exmap_frame(exmap, to + i))
+		if (exmap_frame(exmap, to + i)) {
+			exmap_found(exmap, &zeros);
 			continue;
+		}
 		leaf = exmap_reach(exmap, from + i);
 		if (!leaf)
 			continue;
@@ -74,7 +75,10 @@ static unsigned int exmap_move_some(struct exmap *exmap, struct frame_lane *lane
 			WRITE_ONCE(*pt_tree_leaf(&exmap->tree, from + i), 0);
 	for (i = 0; i < count; i++)
 		if (moving[i].frame)
-			moved += exmap_move_put_down(exmap, lane, from + i, to + i, moving[i]);
+			moved += exmap_move_put_down(exmap, lane, from + i, to + i, moving[i],
+						     &zeros);
+	if (unlikely(zeros))
+		exmap_flush_zeros(exmap, &exmap->interface[index], current->mm, zeros);
 	return moved;
 }
 
@@ -113,8 +117,7 @@ long exmap_move(struct exmap *exmap, const struct vellum_exmap_move *move)
 		error = exmap_move_lock(exmap, interface);
 		if (error)
 			break;
-		moved += exmap_move_some(exmap, &exmap->pool.lanes[move->interface],
-					 move->from + done, move->to + done,
+		moved += exmap_move_some(exmap, move->interface, move->from + done, move->to + done,
 					 min_t(u64, EXMAP_MOVE_STRIDE, move->count - done), moving);
 		mutex_unlock(&interface->lock);
 		cond_resched();

@@ -34,7 +34,7 @@ static void exmap_batch_begin(struct exmap_transfer_batch *batch, struct exmap *
 	batch->exmap = exmap;
 	batch->index = index;
 	batch->holds = false;
-	batch->over_zeros = false;
+	batch->zeros = 0;
 	batch->has_gap = false;
 	batch->short_one = NULL;
 	INIT_LIST_HEAD(&batch->transfers);
@@ -144,6 +144,7 @@ static void exmap_batch_fill(struct exmap_transfer_batch *batch, struct exmap_ra
 		}
 		/* An entry that is none needs no further look. */
 		if (!leaf || (READ_ONCE(*leaf) && exmap_frame(exmap, range.page))) {
+			exmap_found(exmap, &batch->zeros);
 			page = refresh ? exmap_batch_hold(batch, range.page) : NULL;
 			kind = TRANSFER_REFRESH;
 			if (!page) {
@@ -192,6 +193,7 @@ static void exmap_batch_write(struct exmap_transfer_batch *batch, struct exmap_r
 			result->error = -ENOENT;
 			break;
 		}
+		exmap_found(batch->exmap, &batch->zeros);
 		if (!transfer || transfer->count == TRANSFER_PAGES)
 			transfer = exmap_batch_add(batch, TRANSFER_WRITE, range, result);
 		if (!transfer) {
@@ -355,12 +357,13 @@ static unsigned int exmap_transfer_publish(struct exmap_transfer_batch *batch,
 		while (!placed && leaf && !exmap_has_frame(exmap, READ_ONCE(*leaf))) {
 			if (!exmap_wait(exmap, leaf, page))
 				break;
-			placed = exmap_place(exmap, leaf, page, frame, &batch->over_zeros);
+			placed = exmap_place(exmap, leaf, page, frame, &batch->zeros);
 		}
 		if (placed) {
 			published++;
 			continue;
 		}
+		exmap_found(exmap, &batch->zeros);
 		batch->has_gap |= i < good;
 		frame_take_back(&exmap->pool, lane, &batch->bundle, frame);
 		lane->given++;
@@ -414,8 +417,8 @@ void exmap_transfer_conclude(struct exmap_transfer_batch *batch, struct mm_struc
 	list_for_each_entry(transfer, &batch->transfers, node)
 		exmap_transfer_conclude_one(batch, transfer);
 	frame_take_end(&exmap->pool, lane, &batch->bundle);
-	if (batch->over_zeros)
-		exmap_flush_zeros(exmap, &exmap->interface[batch->index], mm);
+	if (batch->zeros)
+		exmap_flush_zeros(exmap, &exmap->interface[batch->index], mm, batch->zeros);
 	exmap_batch_forget(batch);
 }
 
@@ -427,8 +430,7 @@ bool exmap_transfer_conclude_quickly(struct exmap_transfer_batch *batch)
 {
 	struct exmap *exmap = batch->exmap;
 	struct exmap_transfer *transfer = exmap_batch_first(batch);
-	bool over_zeros = false;
-	unsigned int i;
+	unsigned int i, zeros = 0;	/* stays 0: no page shows zeros */
 
 	if (!transfer || !list_is_singular(&batch->transfers) || exmap->zero_leaf ||
 	    exmap->flags & VELLUM_EXMAP_LOCK_TABLES ||
@@ -443,7 +445,7 @@ bool exmap_transfer_conclude_quickly(struct exmap_transfer_batch *batch)
 		pteval_t *leaf = pt_tree_leaf(&exmap->tree, page);
 
 		if (!leaf || !exmap_place(exmap, leaf, page,
-					  page_to_pfn(transfer->pages[i].bv_page), &over_zeros))
+					  page_to_pfn(transfer->pages[i].bv_page), &zeros))
 			break;
 	}
 	rcu_read_unlock();
@@ -574,14 +576,21 @@ ssize_t exmap_transfer_read_page(struct exmap *exmap, unsigned int index,
 	struct frame_lane *lane = &exmap->pool.lanes[index];
 	/* The table stays: tables are pruned only with the interface locked. */
 	pteval_t *leaf = pt_tree_leaf(&exmap->tree, page);
-	bool placed = false, over_zeros = false;
+	unsigned int zeros = 0;
+	bool placed = false;
 	long outcome;
 	u64 frame;
 
 	if (unlikely(!leaf || !exmap_may_wait_inside(exmap)))
 		return -EAGAIN;
-	if (unlikely(READ_ONCE(*leaf)))
-		return exmap_has_frame(exmap, READ_ONCE(*leaf)) ? 0 : -EAGAIN;
+	if (unlikely(READ_ONCE(*leaf))) {
+		if (!exmap_has_frame(exmap, READ_ONCE(*leaf)))
+			return -EAGAIN;
+		exmap_found(exmap, &zeros);
+		if (unlikely(zeros))
+			exmap_flush_zeros(exmap, interface, current->mm, zeros);
+		return 0;
+	}
 	frame = frame_take_one(&exmap->pool, lane);
 	if (unlikely(!frame))
 		return -ENOMEM;
@@ -591,15 +600,17 @@ ssize_t exmap_transfer_read_page(struct exmap *exmap, unsigned int index,
 	while (likely(outcome > 0) && !placed && !exmap_has_frame(exmap, READ_ONCE(*leaf))) {
 		if (unlikely(READ_ONCE(*leaf)) && !exmap_wait(exmap, leaf, page))
 			break;
-		placed = exmap_place(exmap, leaf, page, frame, &over_zeros);
+		placed = exmap_place(exmap, leaf, page, frame, &zeros);
 	}
+	if (unlikely(!placed))
+		exmap_found(exmap, &zeros);
+	if (unlikely(zeros))
+		exmap_flush_zeros(exmap, interface, current->mm, zeros);
 	if (unlikely(!placed)) {
 		frame_take_back_one(&exmap->pool, lane, frame);
 		lane->given++;
 		return outcome < 0 ? outcome : 0;
 	}
-	if (unlikely(over_zeros))
-		exmap_flush_zeros(exmap, interface, current->mm);
 	interface->read++;
 	return PAGE_SIZE;
 }

@@ -62,7 +62,7 @@ struct exmap_transfer_batch {
 	enum exmap_batch_state	state;		/* changes once, by compare-and-exchange */
 	struct completion	done;
 	bool			holds;		/* it holds pages of the surface */
-	bool			over_zeros;	/* a page that showed zeros has a frame now */
+	unsigned int		zeros;		/* EXMAP_ZEROS_* */
 	bool			has_gap;	/* its pages may not be the range's first */
 	struct exmap_result	*short_one;	/* the last range of which a transfer fell short */
 
