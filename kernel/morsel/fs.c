@@ -44,13 +44,19 @@ static struct morselfs *morselfs_of(const struct super_block *super)
 	return super->s_fs_info;
 }
 
-/* Adds `count`, unless the sum would exceed the limit. */
+/*
+ * Adds `count`, unless the sum would exceed the limit. Nothing is added for a moment: another
+ * thread would be refused less than there is room for.
+ */
 static bool morselfs_take(atomic64_t *taken, u64 count, u64 most)
 {
-	if (atomic64_add_return(count, taken) <= most)
-		return true;
-	atomic64_sub(count, taken);
-	return false;
+	s64 before = atomic64_read(taken);
+
+	do {
+		if (before + count > most)
+			return false;
+	} while (!atomic64_try_cmpxchg(taken, &before, before + count));
+	return true;
 }
 
 bool morsel_charge(struct morsel *morsel, u64 pages)
