@@ -8,9 +8,12 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::fs::{CWD, FileType, Mode};
 use serde_json::Value;
-use support::{command, fails, ok, run, text};
+use support::{command, failed, fails, ok, run, text};
 use vellum_dax::{Options, ZeroPool};
 use vellum_testing::patience::eventually;
 
@@ -31,6 +34,33 @@ fn a_file_without_a_table_says_why() {
     assert!(why.contains("/proc/version: asking the file system"), "{why}");
     let why = fails(&["dax", "stat", "/nowhere/at/all"]);
     assert!(why.contains("/nowhere/at/all: opening a file: "), "{why}");
+}
+
+/// The opening of a FIFO would wait for ever for another process.
+#[test]
+fn what_is_no_file_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let (fifo, folder) = (fifo.to_str().unwrap(), folder.path().to_str().unwrap());
+    for ways in [&["probe"][..], &["stat"], &["store"], &["store", "--forget"]] {
+        for (path, kind) in [(fifo, "a FIFO"), (folder, "a folder"), ("/dev/null", "a device")] {
+            let mut command = command(&[&["dax"], ways, &[path]].concat());
+            let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+            let start = Instant::now();
+            while child.try_wait().unwrap().is_none() {
+                if start.elapsed() > Duration::from_secs(60) {
+                    child.kill().unwrap();
+                    panic!("{ways:?} waits for {path}");
+                }
+                thread::sleep(Duration::from_millis(2));
+            }
+            let said = failed(child.wait_with_output().unwrap());
+            assert!(said.contains(&format!("{path}: it is {kind}, not a regular file")), "{said}");
+        }
+    }
+    let why = fails(&["dax", "prezero", fifo, "--once"]);
+    assert!(why.contains(fifo), "{why}");
 }
 
 #[test]

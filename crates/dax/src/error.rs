@@ -17,6 +17,12 @@ pub enum Error {
         /// Why, and what to do.
         reason: String,
     },
+    /// The path leads to something that is no regular file.
+    #[error("it is {kind}, not a regular file")]
+    NotAFile {
+        /// What it is, with its article.
+        kind: &'static str,
+    },
     /// The range is not within what the mapping shows.
     #[error("bytes {start}..{end} are not within the mapping, which shows {length}")]
     OutOfRange {
@@ -101,7 +107,7 @@ impl Error {
     pub fn errno(&self) -> Errno {
         match self {
             Self::NoTable { .. } => Errno::OPNOTSUPP,
-            Self::OutOfRange { .. } | Self::NotAPool { .. } => Errno::INVAL,
+            Self::NotAFile { .. } | Self::OutOfRange { .. } | Self::NotAPool { .. } => Errno::INVAL,
             Self::ReadOnly { .. } => Errno::ACCESS,
             Self::TooLong { .. } => Errno::FBIG,
             Self::UnfitFolder { .. } => Errno::PERM,

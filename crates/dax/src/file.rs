@@ -1,10 +1,10 @@
 //! A file, and its table if it has one.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, FileType, OpenOptions};
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -71,8 +71,8 @@ impl DaxFile {
     /// Opens a file for reading.
     ///
     /// # Errors
-    /// What the system said; [`Error::NoTable`] if the options ask for a table, and the file cannot
-    /// have one.
+    /// [`Error::NotAFile`] it is no regular file; what the system said; [`Error::NoTable`] if the
+    /// options ask for a table, and the file cannot have one.
     pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Self> {
         Self::open_with(path.as_ref(), OpenOptions::new().read(true), options)
     }
@@ -95,8 +95,7 @@ impl DaxFile {
     }
 
     fn open_with(path: &Path, how: &OpenOptions, options: &Options) -> Result<Self> {
-        let file = how.open(path).map_err(|error| Error::of_io("opening a file", &error))?;
-        Self::from_file(file, options)
+        Self::from_file(open_regular(path, how)?, options)
     }
 
     /// Takes over a file that is open for reading, and perhaps for writing.
@@ -254,6 +253,36 @@ impl DaxFile {
             ephemeral: stat.attachments,
             is_stale: stat.stale != 0,
         }))
+    }
+}
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// [`Error::NotAFile`] it is no regular file; what the system said.
+pub fn open_file(path: impl AsRef<Path>) -> Result<File> {
+    open_regular(path.as_ref(), OpenOptions::new().read(true))
+}
+
+/// Opens a file, and nothing else: the opening of a FIFO waits for a process at its other end, and
+/// that of a device may have an effect.
+fn open_regular(path: &Path, how: &OpenOptions) -> Result<File> {
+    // If it cannot be looked at, the opening says why.
+    let kind = path.metadata().ok().and_then(|about| kind_of(about.file_type()));
+    match kind {
+        Some(kind) => Err(Error::NotAFile { kind }),
+        None => how.open(path).map_err(|error| Error::of_io("opening a file", &error)),
+    }
+}
+
+/// What it is, unless it is a regular file.
+fn kind_of(kind: FileType) -> Option<&'static str> {
+    match kind {
+        kind if kind.is_file() => None,
+        kind if kind.is_dir() => Some("a folder"),
+        kind if kind.is_fifo() => Some("a FIFO"),
+        kind if kind.is_socket() => Some("a socket"),
+        _ => Some("a device"),
     }
 }
 

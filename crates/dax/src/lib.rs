@@ -75,7 +75,7 @@ mod zero_pool;
 
 pub use backend::{Backend, BackendChoice, Probe, Tables, probe, tables};
 pub use error::{Error, Result};
-pub use file::{DaxFile, Durability, Options, Stat};
+pub use file::{DaxFile, Durability, Options, Stat, open_file};
 pub use heap::{Ephemeral, Heap, HeapOptions, HeapStat};
 pub use mapping::{Access, Mapping};
 pub use persist::{Flush, copy_past_caches, flush};

@@ -1,6 +1,5 @@
 //! `vellum dax store`: has the kernel find files' tables after a restart.
 
-use std::fs::File;
 use std::path::PathBuf;
 
 use crate::error::{Failure, Outcome};
@@ -35,7 +34,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     for path in &arguments.files {
         let shown = path.display();
         let said = |error: &dyn std::fmt::Display| Failure::message(format!("{shown}: {error}"));
-        let file = File::open(path).map_err(|error| said(&error))?;
+        let file = vellum_dax::open_file(path).map_err(|error| said(&error))?;
         let line = if arguments.forget {
             match vellum_dax::forget_table(&file).map_err(|error| said(&error))? {
                 true => "forgotten".to_owned(),
