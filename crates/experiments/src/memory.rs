@@ -64,47 +64,45 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let of_half = Beside::of(&pool, before)?;
     read(context, &pool, half..nearly_all)?;
     let of_nearly_all = Beside::of(&pool, before)?;
-    let of_cached = per(of_nearly_all.anonymous, nearly_all);
     read(context, &pool, nearly_all..pages)?;
     let last = Beside::of(&pool, before)?;
-    // What the cached pages take as well is not the stored pages'.
+    // What the cached pages take is not the stored pages'.
     let resident = pool.stats().resident_frames;
-    let of_resident = (of_cached * resident as f64) as u64;
-    let evicted = pages - resident;
+    let of_stored = |last: u64, of_nearly_all: u64| {
+        let of_resident = of_nearly_all as f64 / nearly_all as f64 * resident as f64;
+        (last as f64 - of_resident).max(0.0) / (pages - resident) as f64
+    };
 
     let opening = opened.anonymous.saturating_sub(before.anonymous);
     let all = last.anonymous + last.page_tables;
-    let cached = |what: &str, beside: &Beside, cached: u64| {
-        let all = beside.anonymous + beside.page_tables;
-        let rows = [("kernel's page tables", beside.page_tables), ("all", all)];
-        rows.map(|(part, bytes)| {
-            Row::count(
-                format!("cached page, {what} of the pool in use: {part}"),
-                per(bytes, cached),
-                "bytes",
-            )
-        })
+    let tables = "kernel's page tables";
+    let cached = |used: &str, cached: u64, beside: &Beside| {
+        let name = |part: &str| format!("cached page, {used} of the pool in use: {part}");
+        let all_else = per(beside.anonymous, cached);
+        [
+            Row::count(name(tables), per(beside.page_tables, cached), "bytes"),
+            Row::count(name("all else"), all_else, "bytes"),
+        ]
     };
     let mut rows = Vec::new();
-    rows.extend(cached("15/16", &of_nearly_all, nearly_all));
-    rows.extend(cached("a half", &of_half, half));
+    rows.extend(cached("15/16", nearly_all, &of_nearly_all));
+    rows.extend(cached("half", half, &of_half));
+    let page_tables = of_stored(last.page_tables, of_nearly_all.page_tables);
+    let all_else = of_stored(last.anonymous, of_nearly_all.anonymous);
     rows.extend([
-        Row::count("stored page: kernel's page tables", per(last.page_tables, pages), "bytes"),
-        Row::count(
-            "stored page that was cached: all else",
-            per(last.anonymous.saturating_sub(of_resident), evicted),
-            "bytes",
-        ),
+        Row::count(format!("stored page that was cached: {tables}"), page_tables, "bytes"),
+        Row::count("stored page that was cached: all else", all_else, "bytes"),
         Row::count("all, when the pool was opened", opening as f64, "bytes"),
         Row::count("all, per byte of the pool", per(all, frames * PAGE_SIZE as u64), "bytes"),
     ]);
     let note = format!(
-        "{pages} pages ({} GiB), pool of {frames} frames, found by {} at the end. Cached pages were \
-         used once, in order, before any page was evicted. Stored pages are those after \
-         every page was used once, in order: the pool gives back the state words of 512 neighbours \
-         that have all left memory. State words are 8 bytes each; memory for them and for page \
-         tables comes in pieces of 4 KiB, or of 2 MiB where huge pages back them. By RssAnon and \
-         VmPTE, less the memory of the pool's pages by the kernel's page tables.",
+        "{pages} pages ({} GiB), pool of {frames} frames, found by {} at the end. Cached pages \
+         were used once, in order, before any page was evicted. Stored pages are those that \
+         have left after every page was used once, in order: the pool gives back the state \
+         words of 512 neighbours that have all left memory. State words are 8 bytes each; \
+         memory for them and for page tables comes in pieces of 4 KiB, or of 2 MiB where huge \
+         pages back them. By RssAnon and VmPTE, less the memory of the pool's pages by the \
+         kernel's page tables.",
         (pages * PAGE_SIZE as u64) >> 30,
         match pool.translation() {
             Translation::Table => "a table",
