@@ -170,23 +170,24 @@ impl Translation {
 pub struct PoolOptions {
     /// Memory for pages. Resident pages never exceed it. The pool takes more memory for the state
     /// words (8 bytes for each page of the file that was ever used, in groups of 512, which go back
-    /// when all of their pages are evicted), the kernel's page tables (as much again), the resident
-    /// set (12 bytes for each frame of the pool that was ever used, with S3-FIFO 26), the record of
-    /// the pages in slots (8 bytes for each slot that was ever used) and buffers for one batch of
-    /// writes per evicting thread.
+    /// when all of their pages are evicted), the kernel's page tables (as much again), the record
+    /// of the pages in slots (8 bytes for each slot that was ever used), the resident set (12 bytes
+    /// for each frame that a page in no slot ever used, with S3-FIFO 26 for each frame that was
+    /// ever used) and buffers for one batch of writes per evicting thread.
     pub size: PoolSize,
     /// The largest size, in bytes, that [`Pool::resize`](crate::Pool::resize) may give the pool;
     /// `size` by default, and no more than the process may use. A larger maximum takes address
     /// space, and bits of the version in each state word. It does not count as memory of the pool.
-    /// The policies have room for the largest size: Clock's hand passes `max_bytes / size` places
-    /// for each page, so a pool that is much smaller than its maximum misses more slowly. S3-FIFO
-    /// divides the largest size.
+    /// The policies have room for the largest size. Clock's hand jumps over what is empty, and
+    /// S3-FIFO divides the largest size.
     pub max_bytes: Option<u64>,
     /// How the pool populates and releases pages. On exmap the pool takes all its frames, and one
     /// batch more, from the machine at once, and they stay locked. [`BackendChoice::Auto`] chooses
     /// exmap only for a `size` in bytes.
     pub backend: BackendChoice,
-    /// Background threads that keep frames free. With 0, a thread that needs a frame evicts.
+    /// Background threads that keep frames free: they evict dirty pages, and those that lie in no
+    /// slot. A thread that misses evicts clean pages in slots itself. With 0, a thread that needs a
+    /// frame evicts a batch.
     pub evictors: u64,
     /// Pages that the evictor writes, and releases, together; at most a sixteenth of the pool. Out
     /// of memory 256 was the fastest of 16 to 1,024; 64 was about 5 % slower, 16 about 15 %.
