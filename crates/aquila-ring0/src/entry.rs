@@ -33,6 +33,8 @@ pub(crate) mod port {
     pub(crate) const EXCEPTION: u16 = 0xe3;
     /// Nothing: for measurements.
     pub(crate) const NOTHING: u16 = 0xe4;
+    /// [`copy`](super::copy) has ended.
+    pub(crate) const COPIED: u16 = 0xe5;
 }
 
 /// What the entries know of their virtual processor. The first page of its memory.
@@ -68,6 +70,8 @@ pub(crate) struct Block {
     /// The guest's shootdowns, and the processor's number.
     pub(crate) shootdown: usize,
     pub(crate) number: usize,
+    /// 1 while no thread has the processor: the next that wants one may take it.
+    pub(crate) is_idle: AtomicU64,
     /// What other threads know of the processor.
     pub(crate) running: Running,
     /// How often what happened.
@@ -211,6 +215,13 @@ pub(crate) unsafe extern "C" fn system_call() {
     naked_asm!("out {port}, al", "jmp rcx", port = const port::SYSTEM_CALL)
 }
 
+/// Copies RCX bytes from RSI to RDI, for the process, of which one is managed memory: the process
+/// has the guest go on here, without a stack.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn copy() {
+    naked_asm!("rep movsb", "out {port}, al", "ud2", port = const port::COPIED)
+}
+
 /// The entry for page faults, on a stack of its own.
 ///
 /// An address outside of the managed ranges is the process' business: an exit. Nothing up to there
@@ -321,6 +332,24 @@ pub(crate) unsafe extern "C" fn managed_page_fault() {
         scratch = const offset_of!(Block, scratch),
         handler = const offset_of!(Block, managed_fault),
         exception = const port::EXCEPTION,
+    )
+}
+
+/// Ends the calling thread, which leaves its virtual processor to others: a word becomes 1. Another
+/// thread may then use the stack at once, and this one does not any more.
+///
+/// # Safety
+/// The word is the processor's `is_idle`, which no other code of this thread uses. The thread
+/// blocks all signals.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn end_thread(is_idle: *const AtomicU64, status: u64) -> ! {
+    naked_asm!(
+        "mov qword ptr [rdi], 1",
+        "mov rdi, rsi",
+        "mov eax, {exit}",
+        "syscall",
+        "ud2",
+        exit = const libc::SYS_exit,
     )
 }
 

@@ -14,10 +14,10 @@ use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::memory::{Window, pointer};
 use crate::message::stop;
-use crate::processor::{Calls, Processor, SET_FS, SET_GS, errno};
+use crate::processor::{Calls, FLAGS, Processor, SET_FS, SET_GS, errno};
 use crate::running::Running;
-use crate::sys::{QUIET, keeping_errno, quiet_system_call, raw_system_call};
-use crate::{native, running};
+use crate::sys::{QUIET, keeping_errno, quiet_system_call, raw_system_call, set_mask};
+use crate::{descriptors, native, running};
 
 /// The functions for blocks.
 pub(crate) const CALLS: Calls = Calls { serve, managed_fault };
@@ -35,6 +35,11 @@ const BY_INSTRUCTION: u64 = 32;
 const HLT: u64 = 1;
 const INT_3: u64 = 1;
 const INT: u64 = 2;
+
+/// Bytes that are copied at a time where a call may be made in parts, and at most where it may do
+/// less than it was asked for.
+const CHUNK: u64 = 1 << 20;
+const MOST: u64 = 64 << 20;
 
 /// In the error code of a page fault: the page is present; the access is a store.
 const PRESENT: u64 = 1;
@@ -55,6 +60,7 @@ pub(crate) unsafe extern "C" fn serve(block: *mut Block) -> u64 {
             processor: &mut *pointer::<Processor>((*block).processor),
             guest: &*pointer::<Guest>((*block).guest),
             blocks_kicks: false,
+            is_copying: false,
         }
     };
     // SAFETY: the guest does not run, and the thread has stored its stack pointer. The registers go
@@ -91,6 +97,8 @@ struct Thread<'a> {
     guest: &'a Guest,
     /// Whether the program has blocked the signal of kicks, which the thread then does not block.
     blocks_kicks: bool,
+    /// Whether the guest copies for the process.
+    is_copying: bool,
 }
 
 impl Thread<'_> {
@@ -104,7 +112,8 @@ impl Thread<'_> {
         unsafe { &(*self.block).running }
     }
 
-    /// Runs the guest until it exits, and serves the exit. Returns the stack pointer if it leaves.
+    /// Runs the guest until it exits, and serves the exit. Returns the stack pointer if it leaves;
+    /// and while it [copies](Self::copy), the bytes that are left.
     fn exit(&mut self) -> Result<Option<u64>> {
         self.running().enter();
         self.processor.catch_up(self.guest.shootdown.generation())?;
@@ -156,6 +165,7 @@ impl Thread<'_> {
             port::FAULT => self.fault(&registers),
             port::EXCEPTION => self.exception(&registers),
             port::NOTHING => Ok(None),
+            port::COPIED if self.is_copying => Ok(Some(0)),
             // The program's own: in ring 3 it is SIGSEGV.
             _ => self.step(&registers),
         }
@@ -172,6 +182,14 @@ impl Thread<'_> {
                 };
                 self.with_own_mask(clone)?
             }
+            // The thread ends, and others go on.
+            libc::SYS_exit => self.end(registers.rdi),
+            // The program does not know that these numbers are in use.
+            libc::SYS_close if descriptors::is_own(registers.rdi) => refuse(libc::EBADF),
+            libc::SYS_dup2 | libc::SYS_dup3 if descriptors::is_own(registers.rsi) => {
+                refuse(libc::EBUSY)
+            }
+            libc::SYS_close_range => close_range(registers),
             // The C library uses `clone` then.
             libc::SYS_clone3 => refuse(libc::ENOSYS),
             // Keys protect nothing in ring 0: the program learns that there are none.
@@ -189,6 +207,9 @@ impl Thread<'_> {
             // The program ends, or becomes another one.
             libc::SYS_exit_group | libc::SYS_execve | libc::SYS_execveat => {
                 self.guest.write_back();
+                if registers.rax as i64 == libc::SYS_exit_group {
+                    self.guest.report();
+                }
                 self.with_own_mask(|_| Ok(forward(registers)))?
             }
             // The kernel takes the registers from the stack that it is called on.
@@ -196,10 +217,151 @@ impl Thread<'_> {
                 return self.step(&kvm_regs { rip: registers.rcx - 2, ..*registers });
             }
             _ if registers.rax & QUIET != 0 => quietly(registers),
-            _ => forward(registers),
+            _ => match self.lend(registers)? {
+                Some(result) => {
+                    // The guest has been elsewhere, so it goes on after the call by itself.
+                    let rip = registers.rcx;
+                    self.processor.set_registers(&kvm_regs { rax: result, rip, ..*registers });
+                    return Ok(None);
+                }
+                None => forward(registers),
+            },
         };
         self.processor.set_registers(&kvm_regs { rax: result, ..*registers });
         Ok(None)
+    }
+
+    /// Makes a call that reads or fills managed memory, with a copy in its place. `None` if it is
+    /// no such call.
+    fn lend(&mut self, registers: &kvm_regs) -> Result<Option<u64>> {
+        let kvm_regs { rax, rsi, rdx, .. } = *registers;
+        let (start, end) = self.guest.managed();
+        let is_managed = rsi < end && rsi.saturating_add(rdx) > start;
+        let result = match rax as i64 {
+            libc::SYS_write | libc::SYS_pwrite64 if is_managed => self.write(registers, CHUNK)?,
+            // A message is sent as a whole.
+            libc::SYS_sendto if is_managed => self.write(registers, u64::MAX)?,
+            libc::SYS_read | libc::SYS_pread64 | libc::SYS_recvfrom if is_managed => {
+                self.read(registers)?
+            }
+            libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2
+                if self.guest.has_managed() =>
+            {
+                return self.write_vectors(registers);
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(result))
+    }
+
+    /// Makes a call that writes RDX bytes from RSI, of at most so many at a time.
+    fn write(&mut self, registers: &kvm_regs, most: u64) -> Result<u64> {
+        let (address, length) = (registers.rsi, registers.rdx);
+        let Some(room) = Room::new(length.min(most)) else { return Ok(refuse(libc::ENOMEM)) };
+        let mut done = 0;
+        while done < length {
+            let part = (length - done).min(room.length);
+            let result = match self.copy(room.start, address + done, part)? {
+                true => {
+                    let place = registers.r10.wrapping_add(done);
+                    // The place in the file; a message has one part.
+                    let r10 = if done > 0 { place } else { registers.r10 };
+                    forward(&kvm_regs { rsi: room.start, rdx: part, r10, ..*registers }) as i64
+                }
+                false => i64::from(-libc::EFAULT),
+            };
+            if result < 0 {
+                // What was written before counts.
+                return Ok(if done > 0 { done } else { result.cast_unsigned() });
+            }
+            done += result.cast_unsigned();
+            if result.cast_unsigned() < part {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Makes a call that reads at most RDX bytes to RSI.
+    fn read(&mut self, registers: &kvm_regs) -> Result<u64> {
+        let Some(room) = Room::new(registers.rdx.min(MOST)) else {
+            return Ok(refuse(libc::ENOMEM));
+        };
+        let result = forward(&kvm_regs { rsi: room.start, rdx: room.length, ..*registers });
+        // A message may be longer than the room for it.
+        let found = result.min(room.length);
+        if (result as i64) < 0 || self.copy(registers.rsi, room.start, found)? {
+            return Ok(result);
+        }
+        Ok(refuse(libc::EFAULT))
+    }
+
+    /// Makes a call that writes from RDX vectors at RSI. `None` if none of them is managed.
+    fn write_vectors(&mut self, registers: &kvm_regs) -> Result<Option<u64>> {
+        const VECTORS: usize = 1024;
+        let mut vectors = [[0_u64; 2]; VECTORS];
+        let count = registers.rdx as usize;
+        // The kernel says what is wrong with the vectors.
+        if count > VECTORS || !fetch(registers.rsi, &mut vectors[..count]) {
+            return Ok(None);
+        }
+        let (start, end) = self.guest.managed();
+        let is_managed =
+            |[address, length]: [u64; 2]| address < end && address.saturating_add(length) > start;
+        let managed = vectors[..count].iter().copied().filter(|vector| is_managed(*vector));
+        let length = managed.map(|[_, length]| length).fold(0, u64::saturating_add);
+        if length == 0 {
+            return Ok(None);
+        }
+        let Some(room) = Room::new(length.min(MOST)) else {
+            return Ok(Some(refuse(libc::ENOMEM)));
+        };
+        let (mut used, mut kept) = (0, count);
+        for (at, vector) in vectors[..count].iter_mut().enumerate() {
+            if !is_managed(*vector) {
+                continue;
+            }
+            let [address, length] = *vector;
+            let part = length.min(room.length - used);
+            if !self.copy(room.start + used, address, part)? {
+                return Ok(Some(refuse(libc::EFAULT)));
+            }
+            *vector = [room.start + used, part];
+            used += part;
+            if part < length {
+                // Fewer bytes are written than the program has asked for.
+                kept = at + 1;
+                break;
+            }
+        }
+        let (rsi, rdx) = (vectors.as_ptr().addr() as u64, kept as u64);
+        Ok(Some(forward(&kvm_regs { rsi, rdx, ..*registers })))
+    }
+
+    /// Has ring 0 copy bytes, from managed memory or to it. Returns false if an access is not
+    /// possible.
+    fn copy(&mut self, to: u64, from: u64, bytes: u64) -> Result<bool> {
+        let rip = entry::copy as *const () as u64;
+        let registers =
+            kvm_regs { rip, rdi: to, rsi: from, rcx: bytes, rflags: FLAGS, ..Default::default() };
+        self.processor.set_registers(&registers);
+        self.is_copying = true;
+        let rest = loop {
+            if let Some(rest) = self.exit()? {
+                break rest;
+            }
+        };
+        self.is_copying = false;
+        Ok(rest == 0)
+    }
+
+    /// Ends the thread, which leaves its virtual processor to others.
+    fn end(&mut self, status: u64) -> ! {
+        // A handler would run on the stack that another thread may have by then.
+        set_mask(libc::SIG_SETMASK, u64::MAX);
+        // SAFETY: blocks live as long as the machine. The thread is out of the guest, and does
+        // nothing more with the processor.
+        unsafe { entry::end_thread(&raw const (*self.block).is_idle, status) }
     }
 
     /// Makes a call that sees or changes the mask of the thread's signals, with the program's own.
@@ -264,11 +426,52 @@ impl Thread<'_> {
 
     /// Has the program make the instruction in ring 3.
     fn step(&mut self, registers: &kvm_regs) -> Result<Option<u64>> {
+        // A copy for the process ends where it cannot go on.
+        if self.is_copying && registers.rip == entry::copy as *const () as u64 {
+            return Ok(Some(registers.rcx.max(1)));
+        }
         count(&self.counts().native_steps);
         // SAFETY: the guest does not run, and this thread uses it.
         unsafe { native::step(self.block, self.processor, registers)? };
         Ok(None)
     }
+}
+
+/// Memory for a moment, that the kernel can read and fill.
+struct Room {
+    start: u64,
+    length: u64,
+}
+
+impl Room {
+    /// `None` if there is none.
+    fn new(length: u64) -> Option<Self> {
+        let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+        let arguments = [0, length, access, flags, u64::MAX, 0];
+        // SAFETY: a new mapping, where nothing is.
+        let start = unsafe { raw_system_call(libc::SYS_mmap as u64, arguments) };
+        (start > 0).then_some(Self { start: start.cast_unsigned(), length })
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let arguments = [self.start, self.length, 0, 0, 0, 0];
+        // SAFETY: it is this mapping, which nothing uses any more.
+        unsafe { raw_system_call(libc::SYS_munmap as u64, arguments) };
+    }
+}
+
+/// Copies what the program has at an address, which need not be accessible. Returns whether it was.
+fn fetch(address: u64, to: &mut [[u64; 2]]) -> bool {
+    let length = size_of_val(to) as u64;
+    let (own, other) = ([to.as_mut_ptr().addr() as u64, length], [address, length]);
+    let [own, other] = [&raw const own, &raw const other].map(|vector| vector.addr() as u64);
+    let arguments = [std::process::id().into(), own, 1, other, 1, 0];
+    // SAFETY: the kernel fills the words, and reads what may be read.
+    let result = unsafe { raw_system_call(libc::SYS_process_vm_readv as u64, arguments) };
+    result.cast_unsigned() == length
 }
 
 /// The registers of the code that an exception has interrupted. RIP is at this word of the frame.
@@ -292,6 +495,30 @@ fn forward(registers: &kvm_regs) -> u64 {
     let kvm_regs { rdi, rsi, rdx, r10, r8, r9, .. } = *registers;
     // SAFETY: the program has made the call, with addresses of the process.
     unsafe { raw_system_call(registers.rax, [rdi, rsi, rdx, r10, r8, r9]).cast_unsigned() }
+}
+
+/// Closes a range of descriptors, except those of the machine.
+fn close_range(registers: &kvm_regs) -> u64 {
+    let (mut first, last) = (registers.rdi & 0xffff_ffff, registers.rsi & 0xffff_ffff);
+    let close = |first, last| forward(&kvm_regs { rdi: first, rsi: last, ..*registers });
+    // What is not closed at once the kernel closes when the program becomes another one: so it does
+    // with the machine's.
+    if registers.rdx & u64::from(libc::CLOSE_RANGE_CLOEXEC) != 0 {
+        return close(first, last);
+    }
+    while let Some(own) = descriptors::first_own(first, last) {
+        if own > first {
+            let result = close(first, own - 1);
+            if result != 0 {
+                return result;
+            }
+        }
+        if own == last {
+            return 0;
+        }
+        first = own + 1;
+    }
+    close(first, last)
 }
 
 /// The same for a call of the cache's own, which must not raise SIGXFSZ.

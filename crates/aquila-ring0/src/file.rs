@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::io::Errno;
 use vellum_aquila_core::{Advice, MOST_PAGES, Page, Pattern};
 
+use crate::descriptors::Kept;
 use crate::entry::PAGE;
 use crate::error::Result as MachineResult;
 use crate::memory::{Mapped, pointer};
@@ -44,6 +45,7 @@ enum Transfer {
 /// A file that is mapped in a managed range.
 #[derive(Debug)]
 pub(crate) struct MappedFile {
+    _kept: Kept,
     descriptor: OwnedFd,
     transfer: Transfer,
     /// The device and the inode.
@@ -77,7 +79,7 @@ impl MappedFile {
     /// # Errors
     /// When the file cannot be mapped.
     pub(crate) fn new(
-        descriptor: OwnedFd,
+        (descriptor, kept): (OwnedFd, Kept),
         about: About,
         io: Io,
         ring: impl FnOnce() -> MachineResult<Arc<Ring>>,
@@ -89,6 +91,7 @@ impl MappedFile {
             Io::Copies => Transfer::Copies(Mapped::of_file(descriptor.as_fd(), length, writable)?),
         };
         Ok(Self {
+            _kept: kept,
             descriptor,
             transfer,
             identity,

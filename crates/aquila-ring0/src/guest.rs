@@ -1,7 +1,9 @@
 //! The virtual machine of a process: its memory, its virtual processors, its managed ranges.
 #![allow(unsafe_code)]
 
+use std::ffi::CString;
 use std::fmt;
+use std::os::fd::{AsRawFd as _, BorrowedFd, IntoRawFd as _};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -11,11 +13,13 @@ use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 
 use crate::cache::{PageCache, Replacement};
+use crate::counts::Counts;
 use crate::current;
-use crate::entry::PAGE;
+use crate::descriptors::{self, Kept};
+use crate::entry::{Block, PAGE};
 use crate::error::{Error, Result};
 use crate::memory::{KVM_PAGES, MANAGED, Mapped, Memory, Window, pointer};
-use crate::message::say;
+use crate::message::{append, say};
 use crate::pages::{Pages, RANGES};
 use crate::processor::{self, Calls, Model, Processor};
 use crate::shootdown::{self, Shootdown};
@@ -23,6 +27,8 @@ use crate::sys::is_in_ring_0;
 
 /// The version of KVM's interface, which has not changed since 2007.
 const VERSION: i32 = 12;
+
+const MAKING: &str = "making a virtual machine";
 
 /// What has the contents of a managed range's pages.
 pub trait Handler: Send + Sync {
@@ -75,16 +81,6 @@ impl Range {
     }
 }
 
-/// The virtual processors.
-#[derive(Debug, Default)]
-struct Processors {
-    // Boxes, because blocks have the addresses.
-    #[expect(clippy::vec_box)]
-    idle: Vec<Box<Processor>>,
-    /// The next number. KVM keeps a number also if what follows fails.
-    next: usize,
-}
-
 /// What managed ranges have taken.
 #[derive(Debug)]
 struct Taken {
@@ -95,6 +91,7 @@ struct Taken {
 
 /// A virtual machine.
 pub(crate) struct Guest {
+    _descriptor: Kept,
     vm: VmFd,
     pub(crate) memory: Arc<Memory>,
     pub(crate) shootdown: Arc<Shootdown>,
@@ -103,11 +100,14 @@ pub(crate) struct Guest {
     calls: Calls,
     process: u32,
     most_processors: usize,
-    processors: Mutex<Processors>,
+    /// The number of the next new processor. KVM keeps a number also if what follows fails.
+    next_processor: Mutex<usize>,
     /// Addresses for managed ranges, inaccessible for the process.
     managed: Mapped,
     taken: Mutex<Taken>,
     ranges: [AtomicPtr<Range>; RANGES],
+    /// The file that gets the figures when the process exits, and the name before them.
+    report: OnceLock<(CString, String)>,
 }
 
 impl fmt::Debug for Guest {
@@ -122,7 +122,7 @@ impl Guest {
     /// # Errors
     /// When there is no KVM, it lacks something, or memory runs out.
     pub(crate) fn new(calls: Calls, has_large_pages: bool) -> Result<Self> {
-        let failed = || Error::kvm("making a virtual machine");
+        let failed = || Error::kvm(MAKING);
         let kvm = Kvm::new().map_err(|error| no_kvm(Errno::from_raw_os_error(error.errno())))?;
         let advice = "update the kernel";
         if kvm.get_api_version() != VERSION {
@@ -137,7 +137,14 @@ impl Guest {
                 advice: "unset glibc.cpu.x86_shstk in GLIBC_TUNABLES",
             });
         }
-        let vm = without_signal(|| kvm.create_vm()).map_err(failed())?;
+        let made = without_signal(|| kvm.create_vm()).map_err(failed())?;
+        // SAFETY: it is open until it is dropped, below.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(made.as_raw_fd()) };
+        let (own, descriptor) =
+            descriptors::keep(borrowed).map_err(|errno| Error::of(MAKING, errno))?;
+        // SAFETY: the descriptor is that of a virtual machine, and nothing else closes it.
+        let vm = unsafe { kvm.create_vmfd_from_rawfd(own.into_raw_fd()) }.map_err(failed())?;
+        drop(made);
         // What KVM needs on Intel goes where no memory of the process is.
         vm.set_identity_map_address(KVM_PAGES).map_err(failed())?;
         vm.set_tss_address(KVM_PAGES as usize + PAGE).map_err(failed())?;
@@ -149,6 +156,7 @@ impl Guest {
         model.make_interrupts(&memory)?;
         let managed = Mapped::new(MANAGED, MANAGED, ProtFlags::empty())?;
         let guest = Self {
+            _descriptor: descriptor,
             vm,
             memory,
             shootdown: Arc::new(Shootdown::new()),
@@ -157,10 +165,11 @@ impl Guest {
             calls,
             process: std::process::id(),
             most_processors: kvm.get_max_vcpus().min(shootdown::MOST),
-            processors: Mutex::default(),
+            next_processor: Mutex::default(),
             taken: Mutex::new(Taken { next: managed.start(), ranges: 0 }),
             managed,
             ranges: [const { AtomicPtr::new(std::ptr::null_mut()) }; RANGES],
+            report: OnceLock::new(),
         };
         let own = guest.memory.pages(1)?;
         let tables = guest.memory.leaves();
@@ -182,8 +191,16 @@ impl Guest {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn processors(&self) -> MutexGuard<'_, Processors> {
-        self.processors.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Processors that no thread has. The caller has all that it takes from the iterator.
+    fn idle(&self) -> impl Iterator<Item = Box<Processor>> {
+        let is_idle = |block: &*mut Block| {
+            // SAFETY: blocks live as long as the machine, and this part of them is atomic.
+            unsafe { (**block).is_idle.swap(0, Ordering::Acquire) == 1 }
+        };
+        let blocks = self.shootdown.blocks().filter(is_idle);
+        // SAFETY: it was a box, which `give`, or a thread that has ended, has left to the one that
+        // finds it.
+        blocks.map(|block| unsafe { Box::from_raw(pointer((*block).processor)) })
     }
 
     /// A virtual processor for the calling thread: one that no thread uses, or a new one.
@@ -191,18 +208,19 @@ impl Guest {
     /// # Errors
     /// When KVM has no more, or memory runs out, or another thread must be alone.
     pub(crate) fn take(&self) -> Result<Box<Processor>> {
-        let mut processors = self.processors();
-        if let Some(processor) = processors.idle.pop() {
+        let next = self.next_processor.lock();
+        let mut next = next.unwrap_or_else(PoisonError::into_inner);
+        if let Some(processor) = self.idle().next() {
             return Ok(processor);
         }
-        let id = processors.next;
+        let id = *next;
         if id >= self.most_processors {
             return Err(Error::Missing {
                 what: "one more virtual processor",
                 advice: "have fewer threads in ring 0 at the same time",
             });
         }
-        processors.next += 1;
+        *next += 1;
         let size = self.vm.run_size();
         let place = (id as u32, size);
         let processor = Processor::new(&self.vm, &self.memory, &self.model, place, self.calls)?;
@@ -219,7 +237,10 @@ impl Guest {
 
     /// Gives a virtual processor back.
     pub(crate) fn give(&self, processor: Box<Processor>) {
-        self.processors().idle.push(processor);
+        let block = processor.block();
+        let _ = Box::into_raw(processor);
+        // SAFETY: blocks live as long as the machine, and this part of them is atomic.
+        unsafe { (*block).is_idle.store(1, Ordering::Release) };
     }
 
     /// Says whether the calling thread may use the cache.
@@ -265,12 +286,46 @@ impl Guest {
         }
     }
 
-    /// Calls a function with the counts of each virtual processor.
-    pub(crate) fn each(&self, mut act: impl FnMut(&crate::entry::BlockCounts)) {
+    /// What has happened on all virtual processors.
+    pub(crate) fn counts(&self) -> Counts {
+        let mut counts = Counts { windows: self.memory.windows(), ..Counts::default() };
         for block in self.shootdown.blocks() {
             // SAFETY: blocks are there as long as the machine; the counts are atomic.
-            act(unsafe { &(*block).counts });
+            let each = unsafe { &(*block).counts };
+            counts.exits += each.exits.load(Ordering::Relaxed);
+            counts.system_calls += each.system_calls.load(Ordering::Relaxed);
+            counts.window_faults += each.windows.load(Ordering::Relaxed);
+            counts.interrupted += each.interrupted.load(Ordering::Relaxed);
+            counts.native_steps += each.native_steps.load(Ordering::Relaxed);
+            counts.managed_faults += each.managed_faults.load(Ordering::Relaxed);
+            counts.kicks += each.kicks.load(Ordering::Relaxed);
         }
+        counts
+    }
+
+    /// Has the process append its figures to a file when it exits in ring 0, after its name.
+    pub(crate) fn report_to(&self, path: CString, name: String) {
+        let _ = self.report.set((path, name));
+    }
+
+    /// Appends the figures, if that was asked for. Allocates nothing.
+    pub(crate) fn report(&self) {
+        let Some((path, name)) = self.report.get() else { return };
+        let counts = self.counts();
+        append(
+            path,
+            format_args!(
+                "{name}: {} exits, {} system calls, {} windows, {} interrupted, {} native steps, \
+                 {} managed faults, {} kicks",
+                counts.exits,
+                counts.system_calls,
+                counts.windows,
+                counts.interrupted,
+                counts.native_steps,
+                counts.managed_faults,
+                counts.kicks,
+            ),
+        );
     }
 
     /// Makes the window around an address that is not managed.
@@ -284,6 +339,11 @@ impl Guest {
     /// The addresses of managed ranges.
     pub(crate) fn managed(&self) -> (u64, u64) {
         (self.managed.start(), self.managed.end())
+    }
+
+    /// Whether there is any managed range.
+    pub(crate) fn has_managed(&self) -> bool {
+        !self.ranges[0].load(Ordering::Relaxed).is_null()
     }
 
     /// Makes a managed range, and returns its first address. In ring 0 it would wait for itself, if
@@ -358,6 +418,7 @@ impl Drop for Guest {
     fn drop(&mut self) {
         // Mappings that were dropped while a thread was in ring 0.
         self.write_back();
+        self.idle().for_each(drop);
         for range in &self.ranges {
             let range = range.load(Ordering::Acquire);
             if !range.is_null() {

@@ -29,6 +29,8 @@ mod cache;
 mod counts;
 #[cfg(target_arch = "x86_64")]
 mod current;
+#[cfg(target_arch = "x86_64")]
+mod descriptors;
 #[cfg(not(target_arch = "x86_64"))]
 mod elsewhere;
 #[cfg(target_arch = "x86_64")]
@@ -76,7 +78,10 @@ pub use file::Io;
 #[cfg(target_arch = "x86_64")]
 pub use guest::Handler;
 #[cfg(target_arch = "x86_64")]
-pub use machine::{Managed, VirtualMachine, doctor};
+#[doc(hidden)]
+pub use machine::launch;
+#[cfg(target_arch = "x86_64")]
+pub use machine::{Managed, Place, VirtualMachine, doctor};
 #[cfg(target_arch = "x86_64")]
 pub use mapping::{Cache, Mapping};
 #[cfg(target_arch = "x86_64")]

@@ -4,16 +4,16 @@
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::cache::Replacement;
 use crate::counts::{Check, Counts};
-use crate::entry;
+use crate::entry::{self, Block};
 use crate::error::{Error, Result};
 use crate::exits::CALLS;
 use crate::guest::{Guest, Handler};
 use crate::mapping::Cache;
 use crate::memory::pointer;
+use crate::processor::Processor;
 use crate::sys::is_in_ring_0;
 use crate::{current, native, self_test};
 
@@ -61,25 +61,7 @@ impl VirtualMachine {
     /// process that made the machine, and [`Error::Missing`] or [`Error::NoMemory`] if there is no
     /// virtual processor for the thread.
     pub fn run<T>(&self, function: impl FnOnce() -> T) -> Result<T> {
-        if !self.guest.is_own_process() {
-            return Err(Error::Forked);
-        }
-        if !current::block().is_null() {
-            return Err(Error::Inside);
-        }
-        let mut processor = self.guest.take()?;
-        let start = (entry::resume as *const () as u64, 0);
-        let prepared = processor.prepare(start, self.guest.managed());
-        if let Err(error) = prepared {
-            self.guest.give(processor);
-            return Err(error);
-        }
-        let block = processor.block();
-        current::set_block(block);
-        // From here to the end of the function's run, the processor belongs to what serves exits.
-        let processor = Box::into_raw(processor);
-        // SAFETY: the processor is ready, and this thread has it alone.
-        unsafe { entry::enter(block) };
+        let block = enter(&self.guest, None)?;
         let result = catch_unwind(AssertUnwindSafe(function));
         // SAFETY: the thread has entered above.
         unsafe { entry::leave() };
@@ -91,9 +73,22 @@ impl VirtualMachine {
         // machine is of no use, and its lock may be one that a thread of the parent has.
         if self.guest.is_own_process() {
             // SAFETY: it was a box, and the thread has left it.
-            self.guest.give(unsafe { Box::from_raw(processor) });
+            self.guest.give(unsafe { Box::from_raw(pointer((*block).processor)) });
         }
         Ok(result.unwrap_or_else(|panic| resume_unwind(panic)))
+    }
+
+    /// Keeps a virtual processor for a thread that is to [stay](Place::stay) in ring 0, which may
+    /// be another one than the caller.
+    ///
+    /// # Errors
+    /// [`Error::Forked`], and [`Error::Missing`], [`Error::System`] or [`Error::NoMemory`] if there
+    /// is none.
+    pub fn reserve(&'static self) -> Result<Place> {
+        if !self.guest.is_own_process() {
+            return Err(Error::Forked);
+        }
+        Ok(Place { guest: &self.guest, processor: Some(self.guest.take()?) })
     }
 
     /// Reserves addresses for pages that a handler fills, in ring 0, when threads first access
@@ -129,18 +124,7 @@ impl VirtualMachine {
 
     /// What has happened so far. Makes no system call, and takes no lock.
     pub fn counts(&self) -> Counts {
-        let mut counts = Counts::default();
-        self.guest.each(|each| {
-            counts.exits += each.exits.load(Ordering::Relaxed);
-            counts.system_calls += each.system_calls.load(Ordering::Relaxed);
-            counts.window_faults += each.windows.load(Ordering::Relaxed);
-            counts.interrupted += each.interrupted.load(Ordering::Relaxed);
-            counts.native_steps += each.native_steps.load(Ordering::Relaxed);
-            counts.managed_faults += each.managed_faults.load(Ordering::Relaxed);
-            counts.kicks += each.kicks.load(Ordering::Relaxed);
-        });
-        counts.windows = self.guest.memory.windows();
-        counts
+        self.guest.counts()
     }
 }
 
@@ -150,6 +134,61 @@ impl Drop for VirtualMachine {
         if !self.guest.is_own_process() {
             std::mem::forget(Arc::clone(&self.guest));
         }
+    }
+}
+
+/// Moves the calling thread to ring 0: returns there. `processor` was kept for it, or it takes one.
+fn enter(guest: &Guest, processor: Option<Box<Processor>>) -> Result<*mut Block> {
+    let check = || {
+        if !guest.is_own_process() {
+            return Err(Error::Forked);
+        }
+        if current::block().is_null() { Ok(()) } else { Err(Error::Inside) }
+    };
+    let mut processor = match (check(), processor) {
+        (Ok(()), Some(processor)) => processor,
+        (Ok(()), None) => guest.take()?,
+        (Err(error), kept) => {
+            kept.into_iter().for_each(|processor| guest.give(processor));
+            return Err(error);
+        }
+    };
+    let start = (entry::resume as *const () as u64, 0);
+    if let Err(error) = processor.prepare(start, guest.managed()) {
+        guest.give(processor);
+        return Err(error);
+    }
+    let block = processor.block();
+    current::set_block(block);
+    // From here on the processor belongs to what serves exits.
+    let _ = Box::into_raw(processor);
+    // SAFETY: the processor is ready, and this thread has it alone.
+    unsafe { entry::enter(block) };
+    Ok(block)
+}
+
+/// A virtual processor for a thread that is to stay in ring 0: [`VirtualMachine::reserve`].
+#[derive(Debug)]
+pub struct Place {
+    guest: &'static Guest,
+    processor: Option<Box<Processor>>,
+}
+
+impl Place {
+    /// Moves the calling thread to ring 0, where it stays until it ends. The functions that have
+    /// called this one go on there, too, and any unwinding passes through them as it would in
+    /// ring 3. A thread that ends leaves its virtual processor to others.
+    ///
+    /// # Errors
+    /// [`Error::Inside`], [`Error::Forked`], and [`Error::System`] if the thread cannot enter.
+    pub fn stay(mut self) -> Result<()> {
+        enter(self.guest, self.processor.take()).map(drop)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.processor.take().into_iter().for_each(|processor| self.guest.give(processor));
     }
 }
 
@@ -191,4 +230,205 @@ pub fn doctor() -> Check {
         }
         Err(error) => Check { works: false, about: error.to_string() },
     }
+}
+
+/// Programs as they are: the functions behind those of `libvellum_ring0.so` ([`launcher`]).
+///
+/// The library is preloaded and stands in front of the C library. It moves the program's first
+/// thread to ring 0 before `main`, and each other one before the function that it is made for. Both
+/// stay there. So what runs at `exit` does so in ring 0, and `pthread_exit` unwinds as usual.
+///
+/// [`launcher`]: crate::launcher
+#[doc(hidden)]
+pub mod launch {
+    use std::ffi::{CStr, CString, c_char, c_int, c_void};
+    use std::mem::transmute_copy;
+    use std::sync::OnceLock;
+
+    use super::{Place, VirtualMachine};
+    use crate::error::{Error, Result};
+    use crate::message::say;
+
+    /// `main`.
+    pub type Main = unsafe extern "C-unwind" fn(c_int, *mut *mut c_char, *mut *mut c_char) -> c_int;
+
+    /// The function that a thread is made for.
+    pub type Routine = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+
+    type Pointers = *mut *mut c_char;
+    type Any = *mut c_void;
+    type StartMain =
+        unsafe extern "C-unwind" fn(Main, c_int, Pointers, Any, Any, Any, Any) -> c_int;
+    type CreateThread = unsafe extern "C" fn(
+        *mut libc::pthread_t,
+        *const libc::pthread_attr_t,
+        Routine,
+        Any,
+    ) -> c_int;
+
+    /// The exit code if the program cannot go to ring 0: that of a command that cannot be executed.
+    const CANNOT_RUN: c_int = 126;
+
+    static MAIN: OnceLock<Main> = OnceLock::new();
+    static MACHINE: OnceLock<VirtualMachine> = OnceLock::new();
+
+    /// `__libc_start_main`: the C library's, with another `main`.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn start_main(
+        main: Main,
+        count: c_int,
+        arguments: Pointers,
+        rest: [Any; 4],
+    ) -> c_int {
+        let _ = MAIN.set(main);
+        let [at_start, at_end, loader_at_end, stack] = rest;
+        // SAFETY: the function has this type, and the arguments are the caller's.
+        unsafe {
+            let next: StartMain = next(c"__libc_start_main");
+            next(main_in_ring_0, count, arguments, at_start, at_end, loader_at_end, stack)
+        }
+    }
+
+    /// Goes to ring 0 and calls the program's `main` there. Nothing here is to be cleaned up when
+    /// `pthread_exit` unwinds through it.
+    unsafe extern "C-unwind" fn main_in_ring_0(
+        count: c_int,
+        arguments: Pointers,
+        environment: Pointers,
+    ) -> c_int {
+        if let Err(error) = enter() {
+            end(&error);
+        }
+        let main = MAIN.get().unwrap_or_else(|| unreachable!("it was set at the start"));
+        // SAFETY: the C library calls it so.
+        unsafe { main(count, arguments, environment) }
+    }
+
+    fn enter() -> Result<()> {
+        let made = VirtualMachine::new()?;
+        let path = std::env::var_os("VELLUM_AQUILA_STATISTICS");
+        if let Some(path) = path.and_then(|path| CString::new(path.into_encoded_bytes()).ok()) {
+            let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+            made.guest.report_to(path, format!("{} {}", name.trim_end(), std::process::id()));
+        }
+        MACHINE.get_or_init(|| made).reserve()?.stay()
+    }
+
+    /// Ends the process, which must not go on in ring 3 without a word.
+    fn end(error: &Error) -> ! {
+        say(format_args!("this program cannot run in ring 0: {error}"));
+        // SAFETY: it ends the process.
+        unsafe { libc::_exit(CANNOT_RUN) }
+    }
+
+    /// A thread that is to be made.
+    struct Start {
+        routine: Routine,
+        argument: Any,
+        place: Place,
+    }
+
+    /// `pthread_create`: the thread begins in ring 0. If there is no virtual processor for it, that
+    /// is `EAGAIN`. Before `main`, and in a child that was forked, it begins in ring 3.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn create_thread(
+        thread: *mut libc::pthread_t,
+        attributes: *const libc::pthread_attr_t,
+        routine: Routine,
+        argument: Any,
+    ) -> c_int {
+        // SAFETY: the function has this type.
+        let next: CreateThread = unsafe { next(c"pthread_create") };
+        let place = match MACHINE.get().map(VirtualMachine::reserve) {
+            Some(Ok(place)) => place,
+            Some(Err(Error::Forked)) | None => {
+                // SAFETY: the caller's.
+                return unsafe { next(thread, attributes, routine, argument) };
+            }
+            Some(Err(_)) => return libc::EAGAIN,
+        };
+        let start = Box::into_raw(Box::new(Start { routine, argument, place }));
+        // SAFETY: the caller's; the thread takes what it gets.
+        let result = unsafe { next(thread, attributes, begin, start.cast()) };
+        if result != 0 {
+            // SAFETY: it was a box, and no thread has it.
+            drop(unsafe { Box::from_raw(start) });
+        }
+        result
+    }
+
+    /// What a thread does first. Nothing here is to be cleaned up when it ends by `pthread_exit`.
+    unsafe extern "C-unwind" fn begin(start: *mut c_void) -> *mut c_void {
+        // SAFETY: the thread was made with it.
+        let Start { routine, argument, place } = *unsafe { Box::from_raw(start.cast::<Start>()) };
+        if let Err(error) = place.stay() {
+            end(&error);
+        }
+        // SAFETY: the program has made the thread for that.
+        unsafe { routine(argument) }
+    }
+
+    /// The function of a name that is behind the library's own.
+    ///
+    /// # Safety
+    /// `F` is its type.
+    unsafe fn next<F: Copy>(name: &CStr) -> F {
+        const { assert!(size_of::<F>() == size_of::<Any>()) };
+        // SAFETY: the name ends with a zero.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+        if found.is_null() {
+            say(format_args!("the C library has no {name:?}"));
+            // SAFETY: it ends the process.
+            unsafe { libc::_exit(CANNOT_RUN) };
+        }
+        // SAFETY: the caller's.
+        unsafe { transmute_copy(&found) }
+    }
+}
+
+/// Defines the functions of the library that is preloaded to move programs as they are to ring 0:
+/// `__libc_start_main` and `pthread_create`. Only that library may have them: in a program they
+/// would stand in front of the C library's, too.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! launcher {
+    () => {
+        /// What the code that a program begins with calls.
+        ///
+        /// # Safety
+        /// The arguments are those of the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn __libc_start_main(
+            main: $crate::launch::Main,
+            count: ::std::ffi::c_int,
+            arguments: *mut *mut ::std::ffi::c_char,
+            at_start: *mut ::std::ffi::c_void,
+            at_end: *mut ::std::ffi::c_void,
+            loader_at_end: *mut ::std::ffi::c_void,
+            stack: *mut ::std::ffi::c_void,
+        ) -> ::std::ffi::c_int {
+            let rest = [at_start, at_end, loader_at_end, stack];
+            // SAFETY: the caller's.
+            unsafe { $crate::launch::start_main(main, count, arguments, rest) }
+        }
+
+        /// Makes a thread.
+        ///
+        /// # Safety
+        /// The arguments are those of the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn pthread_create(
+            thread: *mut ::libc::pthread_t,
+            attributes: *const ::libc::pthread_attr_t,
+            routine: $crate::launch::Routine,
+            argument: *mut ::std::ffi::c_void,
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the caller's.
+            unsafe { $crate::launch::create_thread(thread, attributes, routine, argument) }
+        }
+    };
 }

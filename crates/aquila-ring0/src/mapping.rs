@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::ops::RangeInclusive;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstat};
@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use vellum_aquila_core::{Advice, Key, Statistics};
 
 use crate::cache::PageCache;
+use crate::descriptors::{self, Kept};
 use crate::error::{Error, Result};
 use crate::file::{About, Io, MappedFile};
 use crate::guest::Guest;
@@ -208,8 +209,12 @@ impl Drop for Mapping<'_> {
 
 /// A descriptor of the cache's own: the file, opened once more. So flags that the program sets do
 /// not matter: with `O_APPEND` the system would write pages to the end of the file. A process that
-/// may not open the file gets a duplicate, if it has none of these flags.
-fn copy_of(file: &File, access: OFlags) -> Result<OwnedFd, Errno> {
+/// may not open the file gets a duplicate, if it has none of these flags. So does one that only
+/// reads: a duplicate has a number out of the program's way from the beginning.
+fn copy_of(file: &File, access: OFlags) -> Result<(OwnedFd, Kept), Errno> {
+    if access == OFlags::RDONLY && !fcntl_getfl(file)?.contains(OFlags::DIRECT) {
+        return descriptors::keep(file.as_fd());
+    }
     // A thread may have descriptors of its own.
     let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     // To open a file waits for the end of a lease, which this process may have itself.
@@ -218,9 +223,10 @@ fn copy_of(file: &File, access: OFlags) -> Result<OwnedFd, Errno> {
         Ok(opened) => {
             let flags = fcntl_getfl(&opened)?;
             fcntl_setfl(&opened, flags.difference(OFlags::NONBLOCK))?;
-            Ok(opened)
+            let kept = Kept::new(&opened);
+            Ok((opened, kept))
         }
         Err(errno) if fcntl_getfl(file)?.intersects(OFlags::APPEND | OFlags::DIRECT) => Err(errno),
-        Err(_) => rustix::io::fcntl_dupfd_cloexec(file, 0),
+        Err(_) => descriptors::keep(file.as_fd()),
     }
 }

@@ -5,8 +5,9 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::__cpuid_count;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, BorrowedFd, IntoRawFd as _};
 use std::ptr;
+use std::sync::atomic::AtomicU64;
 
 use kvm_bindings::{
     CpuId, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, Msrs,
@@ -16,6 +17,7 @@ use kvm_ioctls::{VcpuFd, VmFd};
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 
+use crate::descriptors::{self, Kept};
 use crate::entry::{self, Block, BlockCounts, EXCEPTION, Native, PAGE};
 use crate::error::{Error, Result};
 use crate::memory::{self, Mapped, Memory, pointer};
@@ -25,6 +27,8 @@ use crate::sys::raw_system_call;
 /// Bytes of the stack on which exits are served, and on which handlers of signals run that arrive
 /// while the thread is in ring 0 (unless they have an alternate stack).
 const HOST_STACK: u64 = 256 << 10;
+
+const MAKING: &str = "making a virtual processor";
 
 /// Pages of the stack on which managed faults are handled.
 const HANDLER_STACK: usize = 16;
@@ -209,6 +213,7 @@ fn state_size(components: u64) -> u64 {
 /// A virtual processor.
 #[derive(Debug)]
 pub(crate) struct Processor {
+    _descriptor: Kept,
     fd: VcpuFd,
     run: *mut kvm_run,
     block: *mut Block,
@@ -222,6 +227,18 @@ pub(crate) struct Processor {
 
 // SAFETY: the pointers lead to memory of the process that belongs to this processor alone.
 unsafe impl Send for Processor {}
+
+/// Has KVM make a virtual processor, whose descriptor is out of the program's way.
+fn made(vm: &VmFd, id: u32) -> Result<(VcpuFd, Kept)> {
+    let made = vm.create_vcpu(u64::from(id)).map_err(Error::kvm(MAKING))?;
+    // SAFETY: it is open until it is dropped, at the end.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(made.as_raw_fd()) };
+    let kept = descriptors::keep(borrowed).map_err(|errno| Error::of(MAKING, errno));
+    let (own, descriptor) = kept?;
+    // SAFETY: the descriptor is that of a virtual processor, and nothing else closes it.
+    let fd = unsafe { vm.create_vcpu_from_rawfd(own.into_raw_fd()) };
+    Ok((fd.map_err(Error::kvm(MAKING))?, descriptor))
+}
 
 /// The functions that a block calls.
 #[derive(Clone, Copy)]
@@ -244,8 +261,7 @@ impl Processor {
     ) -> Result<Box<Self>> {
         let stack = Mapped::new(HOST_STACK, PAGE as u64, ProtFlags::READ | ProtFlags::WRITE)?;
         stack.guard()?;
-        let mut fd =
-            vm.create_vcpu(u64::from(id)).map_err(Error::kvm("making a virtual processor"))?;
+        let (mut fd, descriptor) = made(vm, id)?;
         let run: *mut kvm_run = fd.get_kvm_run();
         // A forked child would share it, and both would see the other's registers.
         // SAFETY: the range is a mapping of this process.
@@ -287,6 +303,7 @@ impl Processor {
                 guest: 0,
                 shootdown: 0,
                 number: id as usize,
+                is_idle: AtomicU64::new(0),
                 running: Running::new(&raw mut (*run).immediate_exit),
                 counts: BlockCounts::default(),
             });
@@ -300,6 +317,7 @@ impl Processor {
             has_number: model.has_number,
             last_window: 0,
             _stack: stack,
+            _descriptor: descriptor,
         });
         let place: *mut Self = &raw mut *processor;
         // SAFETY: as above.

@@ -1,0 +1,292 @@
+//! Programs as they are, which the launcher's library moves to ring 0: they must print what they
+//! print alone, and end as they end alone.
+//!
+//! The library and the programs are those next to the test, or those of cargo's build. What is not
+//! there is left out, with a message. The lab's `--file` brings more programs along.
+#![cfg(target_arch = "x86_64")]
+#![allow(unsafe_code)] // of what the tests share
+// In tests, unwrap is the assertion.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+fn say(text: &str) {
+    // Not by a macro, whose output a test that passes does not show.
+    std::io::stderr().write_all(text.as_bytes()).unwrap();
+}
+
+fn folder() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_owned()
+}
+
+/// The library, if there is one, and a machine can be had here.
+fn library() -> Option<PathBuf> {
+    common::machine()?;
+    let candidates = ["libvellum_ring0.so", "../examples/libvellum_ring0.so"];
+    let found = candidates.map(|name| folder().join(name)).into_iter().find(|path| path.exists());
+    if found.is_none() {
+        say("skipped: no libvellum_ring0.so: cargo build -p vellum-aquila-ring0 --examples\n");
+    }
+    found
+}
+
+/// The program that was written for these tests: in a guest it is next to them.
+fn own_program() -> PathBuf {
+    let name = "ring0_program";
+    let here = folder().join(name);
+    if here.exists() {
+        return here;
+    }
+    let built = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
+    let is_program = |path: &PathBuf| {
+        let file = path.file_name().unwrap().to_string_lossy().into_owned();
+        file.starts_with(&format!("{name}-")) && !file.contains('.')
+    };
+    let time = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
+    built.filter(is_program).max_by_key(time).expect("the program is built with the test")
+}
+
+/// A program of this machine, which the lab may have brought along.
+fn program(name: &str) -> Option<PathBuf> {
+    let beside = folder().join(name);
+    let usual = ["/usr/bin", "/bin"].map(|folder| Path::new(folder).join(name));
+    let is_there = |path: &PathBuf| path.exists() && is_dynamic(path);
+    let found = [beside].into_iter().chain(usual).find(is_there);
+    if found.is_none() {
+        say(&format!("left out: no {name} that is linked dynamically\n"));
+    }
+    found
+}
+
+/// Whether a program has the C library's beginning.
+fn is_dynamic(path: &Path) -> bool {
+    let name = b"__libc_start_main\0";
+    fs::read(path).unwrap().windows(name.len()).any(|window| window == name)
+}
+
+/// Runs a program until it ends.
+fn output(mut command: Command, input: &[u8]) -> Output {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut to_child = child.stdin.take().unwrap();
+    thread::scope(|scope| {
+        // It may end without having read all.
+        scope.spawn(move || _ = to_child.write_all(input));
+        child.wait_with_output().unwrap()
+    })
+}
+
+/// A command that runs in ring 0, and the file that gets its figures.
+fn preloaded(library: &Path, program: &Path, arguments: &[&str]) -> (Command, PathBuf) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("ring0-figures-{}-{number}", std::process::id());
+    let figures = std::env::temp_dir().join(name);
+    let mut command = Command::new(program);
+    command.args(arguments).env("LD_PRELOAD", library);
+    command.env("VELLUM_AQUILA_STATISTICS", &figures);
+    (command, figures)
+}
+
+/// The figures that processes have left, a line for each.
+fn take_figures(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let _ = fs::remove_file(path);
+    text
+}
+
+/// Runs a program in ring 0 and alone, and fails unless both are the same. Returns what the one in
+/// ring 0 printed.
+#[track_caller]
+fn is_the_same(library: &Path, program: &Path, arguments: &[&str], input: &[u8]) -> String {
+    let (command, path) = preloaded(library, program, arguments);
+    let inside = output(command, input);
+    let mut alone = Command::new(program);
+    alone.args(arguments);
+    let alone = output(alone, input);
+    let what = format!("{} {arguments:?}", program.display());
+    let said = String::from_utf8_lossy(&inside.stderr).into_owned();
+    assert_eq!(inside.status, alone.status, "{what}: {said}");
+    assert!(inside.stdout == alone.stdout, "{what}: {inside:?} {alone:?}");
+    // A program may name its process or its thread, as a panic does.
+    assert_eq!(
+        said.lines().count(),
+        String::from_utf8_lossy(&alone.stderr).lines().count(),
+        "{said}"
+    );
+    let figures = take_figures(&path);
+    // A signal ends a process without figures.
+    let is_counted = figures.lines().any(|line| line.contains(" system calls, "));
+    assert!(is_counted || alone.status.signal().is_some(), "{what}: {figures}");
+    String::from_utf8_lossy(&inside.stdout).into_owned()
+}
+
+/// The same for the program of these tests.
+#[track_caller]
+fn own_is_the_same(arguments: &[&str], input: &[u8]) -> Option<String> {
+    let library = library()?;
+    Some(is_the_same(&library, &own_program(), arguments, input))
+}
+
+#[test]
+fn main_and_threads_run_in_ring_0() {
+    let Some(library) = library() else { return };
+    let (command, path) = preloaded(&library, &own_program(), &["where"]);
+    let inside = output(command, b"");
+    let printed = String::from_utf8_lossy(&inside.stdout).into_owned();
+    assert_eq!(printed, "main: ring 0, threads: (0, 0)\n", "{inside:?}");
+    assert!(take_figures(&path).starts_with("ring0_program"), "the name of the process");
+}
+
+#[test]
+fn a_program_ends_as_it_does_alone() {
+    let ends: [&[&str]; 9] = [
+        &["return", "0"],
+        &["return", "9"],
+        &["exit", "3"],
+        &["panic"],
+        &["raise", "15"],
+        &["raise", "9"],
+        &["raise", "6"],
+        &["raise", "5"],
+        &["null"],
+    ];
+    for arguments in ends {
+        own_is_the_same(arguments, b"");
+    }
+}
+
+#[test]
+fn input_and_output_are_those_of_the_program() {
+    let input: String = (0..5000).map(|line| format!("line {line}\n")).collect();
+    own_is_the_same(&["lines"], input.as_bytes());
+    own_is_the_same(&["lines"], b"");
+}
+
+#[test]
+fn threads_come_and_go() {
+    own_is_the_same(&["threads", "30"], b"");
+    own_is_the_same(&["many-threads", "40"], b"");
+}
+
+#[test]
+fn threads_end_by_pthread_exit() {
+    own_is_the_same(&["thread-exits"], b"");
+    own_is_the_same(&["first-thread-exits"], b"");
+}
+
+#[test]
+fn a_thread_is_cancelled_while_it_computes_and_while_it_waits() {
+    for how in ["cancelled", "cancelled-asleep"] {
+        let printed = own_is_the_same(&[how], b"");
+        assert!(printed.is_none_or(|printed| printed == "true\n"), "{how}");
+    }
+}
+
+#[test]
+fn what_runs_at_exit_runs_in_ring_0() {
+    let printed = own_is_the_same(&["at-exit"], b"");
+    assert!(printed.is_none_or(|printed| printed.ends_with(": true\n")));
+}
+
+#[test]
+fn children_go_on_and_programs_begin_in_ring_0() {
+    own_is_the_same(&["fork"], b"");
+    own_is_the_same(&["spawn"], b"");
+    let Some(library) = library() else { return };
+    let (command, path) = preloaded(&library, &own_program(), &["exec"]);
+    let inside = output(command, b"");
+    let printed = String::from_utf8_lossy(&inside.stdout).into_owned();
+    assert_eq!(printed, "main: ring 0, threads: (0, 0)\n", "{inside:?}");
+    take_figures(&path);
+}
+
+#[test]
+fn descriptors_have_their_numbers_and_stay_open() {
+    own_is_the_same(&["descriptors"], b"");
+}
+
+#[test]
+fn signals_are_handled_meanwhile() {
+    own_is_the_same(&["signals"], b"");
+}
+
+#[test]
+fn the_stack_of_the_first_thread_grows() {
+    own_is_the_same(&["deep"], b"");
+}
+
+/// Numbers that are not in order, a line each.
+fn numbers(lines: u32) -> Vec<u8> {
+    let number = |at: u32| format!("{} {at}\n", at.wrapping_mul(2_654_435_761) >> 12);
+    (0..lines).map(number).collect::<String>().into_bytes()
+}
+
+#[test]
+fn shells_run_as_they_do_alone() {
+    let script = "x=0; for i in 1 2 3 4 5; do x=$((x + i)); done; echo $x; exec 3>&1; echo a >&3; \
+                  echo b | (read y; echo \"got $y\"); (exit 4); echo $?; kill -TERM $$; echo no";
+    let Some(library) = library() else { return };
+    for name in ["dash", "bash"] {
+        let Some(shell) = program(name) else { continue };
+        is_the_same(&library, &shell, &["-c", script], b"");
+        is_the_same(&library, &shell, &["-s"], b"trap 'echo bye' EXIT\ncd /\npwd\nexit 5\n");
+    }
+}
+
+#[test]
+fn filters_print_what_they_print_alone() {
+    let Some(library) = library() else { return };
+    let input = numbers(20_000);
+    let filters: [(&str, &[&str]); 8] = [
+        ("sort", &["-n", "--parallel=4", "-S", "1M"]),
+        ("sha256sum", &[]),
+        ("grep", &["-c", "7.*7"]),
+        ("wc", &[]),
+        ("xz", &["-c", "-T2", "-3", "--block-size=65536"]),
+        ("gzip", &["-c", "-n"]),
+        ("sed", &["-n", "s/\\(.\\)\\1/<&>/gp"]),
+        ("awk", &["{ s += $1 } END { print s }"]),
+    ];
+    for (name, arguments) in filters {
+        let Some(path) = program(name) else { continue };
+        is_the_same(&library, &path, arguments, &input);
+    }
+}
+
+#[test]
+fn databases_and_interpreters_print_what_they_print_alone() {
+    let Some(library) = library() else { return };
+    if let Some(sqlite) = program("sqlite3") {
+        let script = "pragma mmap_size=100000000; create table t (a integer primary key, b text);\n\
+                      with recursive n(i) as (select 1 union all select i + 1 from n limit 3000)\n\
+                      insert into t select i, hex(i * i) from n;\n\
+                      create index of_b on t (b); pragma integrity_check;\n\
+                      select count(*), sum(length(b)) from t where b > '33';\n";
+        let file = std::env::temp_dir().join(format!("ring0-{}.db", std::process::id()));
+        // Each run begins without the file.
+        let script = format!("drop table if exists t;\n{script}");
+        is_the_same(&library, &sqlite, &[file.to_str().unwrap()], script.as_bytes());
+        fs::remove_file(file).unwrap();
+    }
+    if let Some(python) = program("python3") {
+        let script = "import threading, subprocess, sys, zlib\n\
+                      found = []\n\
+                      def work(n): found.append(zlib.crc32(bytes(range(256)) * n))\n\
+                      threads = [threading.Thread(target=work, args=(n,)) for n in range(9)]\n\
+                      [t.start() for t in threads]; [t.join() for t in threads]\n\
+                      print(sorted(found))\n\
+                      print(subprocess.run([sys.executable, '-c', 'print(6 * 7)'], \
+                            capture_output=True).stdout)\n\
+                      sys.exit(11)\n";
+        is_the_same(&library, &python, &["-c", script], b"");
+    }
+}
