@@ -202,3 +202,27 @@ fn what_cannot_have_a_cache_is_not_run() {
     let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
     assert!(said.contains("/no/such/library.so is no file") || said.contains("6.6"), "{said}");
 }
+
+/// Where threads cannot go to ring 0, the program does not run in ring 3 instead.
+#[test]
+fn a_program_for_ring_0_runs_there_or_not_at_all() {
+    let value: Value = serde_json::from_slice(&ok(&["aquila", "doctor", "--json"])).unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+        command.args(["aquila", "run", "--backend", "ring0"]).args(arguments).output().unwrap()
+    };
+    let direct = run(&["--direct", "--", "echo", "ran"]);
+    assert!(!direct.status.success() && direct.stdout.is_empty(), "{direct:?}");
+    let output = run(&["--", "echo", "ran"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if value["ring_0"]["works"] == true {
+        let has_library = !said.contains("libvellum_ring0.so is neither");
+        assert!(!has_library || output.stdout == b"ran\n", "{said}");
+        return;
+    }
+    let about = value["ring_0"]["about"].as_str().unwrap();
+    // What the test of the loop has measured differs from run to run.
+    let about = about.split(':').next().unwrap();
+    assert!(said.contains("'vellum aquila doctor'") && said.contains(about), "{said}");
+    assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+}

@@ -1,8 +1,9 @@
-//! `vellum aquila run`: a program with the library preloaded that maps its files through a cache.
+//! `vellum aquila run`: a program with a library preloaded, that maps its files through a cache, or
+//! that moves it to ring 0.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
@@ -22,13 +23,24 @@ use crate::error::{Doing as _, Failure, Outcome};
 use crate::interrupt::ignored_signals;
 use crate::size;
 
-const LIBRARY: &str = "libvellum_preload.so";
+/// The values of `--backend`.
+const USERFAULTFD: &str = "userfaultfd";
+const RING_0: &str = "ring0";
+
+/// The library that is preloaded for a backend, its package, and what cargo builds it as.
+fn library_of(backend: &str) -> (&'static str, &'static str) {
+    match backend {
+        RING_0 => ("libvellum_ring0.so", "vellum-aquila-ring0 --examples"),
+        _ => ("libvellum_preload.so", "vellum-preload"),
+    }
+}
 
 const HELP: &str = "\
 Examples:
   vellum aquila run -- bfs graph.bin                     256 MiB for all files that it maps
   vellum aquila run --cache 4GiB --direct --statistics -- search index/
   vellum aquila run --files '*.sst' --policy clock -- db_bench --mmap_read=1 ...
+  vellum aquila run --backend ring0 --statistics -- sort words
 
 What the program maps for reading, through a descriptor that cannot write, goes through a cache of
 the process' own. The cache has so many bytes and no more, its policy says which pages leave, and
@@ -41,12 +53,20 @@ changes; leave them out by --files. docs/aquila.md says what else is different f
 
 The program must be linked dynamically. It needs Linux 6.6 and the right to handle page faults of
 system calls: CAP_SYS_PTRACE (root has it), access to /dev/userfaultfd, or the setting
-vm.unprivileged_userfaultfd = 1.";
+vm.unprivileged_userfaultfd = 1.
+
+With --backend ring0 all threads of the program run in ring 0 of a guest of KVM, from 'main' on. So
+do programs that it executes. A child that it forks goes on as usual. It has no cache yet: files are
+mapped by the kernel. If threads cannot go to ring 0 here ('vellum aquila doctor' says why), the
+program is not run.";
 
 /// Run a program; the files that it maps for reading go through a cache of its own
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Arguments {
+    /// What handles page faults: userfaultfd with a cache, or ring 0 of a guest, without one yet
+    #[arg(long, value_parser = [USERFAULTFD, RING_0], default_value = USERFAULTFD)]
+    backend: String,
     /// Size of the cache
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256MiB")]
     cache: u64,
@@ -80,13 +100,16 @@ pub struct Arguments {
 /// # Errors
 /// When the program cannot be run, or would have no cache.
 pub fn run(arguments: &Arguments) -> Outcome {
-    check_cache(arguments)?;
+    match arguments.backend.as_str() {
+        RING_0 => check_ring_0(arguments)?,
+        _ => check_cache(arguments)?,
+    }
     let library = library(arguments)?;
     let [name, rest @ ..] = &arguments.program[..] else {
         return Err(Failure::message("name the program to run"));
     };
     let program = find(name)?;
-    check_program(&program)?;
+    check_program(&program, &arguments.backend)?;
     let mut command = Command::new(&program);
     command.arg0(name).args(rest);
     set_environment(&mut command, arguments, &library)?;
@@ -101,7 +124,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let mut text = String::new();
     figures.read_to_string(&mut text).doing(|| "reading statistics".to_owned())?;
     // If standard error is closed, the program's exit code is what is left.
-    let _ = io::stderr().write_all(about(&text).as_bytes());
+    let _ = io::stderr().write_all(about(&text, &arguments.backend).as_bytes());
     std::process::exit(code_of(ended));
 }
 
@@ -154,12 +177,30 @@ fn check_cache(arguments: &Arguments) -> Outcome {
     }
 }
 
+/// Finds out now whether threads can go to ring 0. If they cannot, the program does not run: in
+/// ring 3 it would be what the user did not ask for.
+fn check_ring_0(arguments: &Arguments) -> Outcome {
+    if arguments.direct {
+        return Err(Failure::message("--direct is for the backend userfaultfd alone"));
+    }
+    let ring_0 = vellum_aquila_ring0::doctor();
+    if ring_0.works {
+        return Ok(());
+    }
+    Err(Failure::message(format!(
+        "the program was not run: ring 0 does not work here, as 'vellum aquila doctor' says: {}",
+        ring_0.about
+    )))
+}
+
 fn library(arguments: &Arguments) -> Outcome<PathBuf> {
+    let (name, package) = library_of(&arguments.backend);
     let own = std::env::current_exe()
         .and_then(std::fs::canonicalize)
         .doing(|| "finding this program".to_owned())?;
     let folder = own.parent().unwrap_or(Path::new("/"));
-    let usual = [folder.join(LIBRARY), folder.join("../lib/vellum").join(LIBRARY)];
+    // The second is where cargo builds one of them.
+    let usual = ["", "examples", "../lib/vellum"].map(|below| folder.join(below).join(name));
     let candidates = arguments.library.as_slice().iter().chain(&usual);
     // If it is named, no other will do.
     let mut candidates = candidates.take(if arguments.library.is_some() { 1 } else { usual.len() });
@@ -167,8 +208,8 @@ fn library(arguments: &Arguments) -> Outcome<PathBuf> {
     let found = found.ok_or_else(|| match &arguments.library {
         Some(library) => Failure::message(format!("{} is no file", library.display())),
         None => Failure::message(format!(
-            "{LIBRARY} is neither next to {} nor in ../lib/vellum: install it, build it by \
-             'cargo build --release -p vellum-preload', or name it by --library",
+            "{name} is neither next to {} nor in ../lib/vellum: install it, build it by \
+             'cargo build --release -p {package}', or name it by --library",
             own.display()
         )),
     })?;
@@ -196,7 +237,7 @@ fn find(name: &OsStr) -> Outcome<PathBuf> {
 }
 
 /// Refuses what would ignore the library without a word.
-fn check_program(path: &Path) -> Outcome {
+fn check_program(path: &Path, backend: &str) -> Outcome {
     let file = File::open(path).doing(|| format!("opening {}", path.display()))?;
     if file.metadata().is_ok_and(|data| data.permissions().mode() & 0o6000 != 0) {
         return Err(Failure::message(format!(
@@ -210,7 +251,25 @@ fn check_program(path: &Path) -> Outcome {
             path.display()
         )));
     }
+    if backend == RING_0 && begins_otherwise(&file).unwrap_or(false) {
+        return Err(Failure::message(format!(
+            "{} does not begin as programs with the C library do (__libc_start_main): the library \
+             could not move it to ring 0",
+            path.display()
+        )));
+    }
     Ok(())
+}
+
+/// Whether a file is a program that does not name the function by which those of the C library
+/// begin.
+fn begins_otherwise(mut file: &File) -> io::Result<bool> {
+    const BEGIN: &[u8] = b"\0__libc_start_main\0";
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    let is_program = bytes.starts_with(b"\x7fELF");
+    Ok(is_program && !bytes.windows(BEGIN.len()).any(|window| window == BEGIN))
 }
 
 /// Whether a file is a program that asks for no loader. Scripts are not.
@@ -261,11 +320,13 @@ fn set_environment(command: &mut Command, arguments: &Arguments, library: &Path)
 }
 
 /// What the processes say that have left figures: a line for each.
-fn about(text: &str) -> String {
+fn about(text: &str, backend: &str) -> String {
     if text.is_empty() {
-        return "vellum: no process left statistics: none mapped a file through a cache, or it was \
-                killed\n"
-            .to_owned();
+        let reason = match backend {
+            RING_0 => "it was killed, or ended without 'exit'",
+            _ => "none mapped a file through a cache, or it was killed",
+        };
+        return format!("vellum: no process left statistics: {reason}\n");
     }
     text.lines().map(|line| format!("vellum: {line}\n")).collect()
 }

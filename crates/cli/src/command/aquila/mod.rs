@@ -17,11 +17,13 @@ Examples:
   vellum aquila run --cache 1GiB -- bfs graph.bin
                                        any program; the files that it maps for reading go through
                                        a cache of its own
+  vellum aquila run --backend ring0 -- sort words
+                                       any program, whose threads run in ring 0 of a guest
   vellum aquila top                    what the caches of running programs do
 
 Aquila maps files as mmap does, and a library in the program handles the page faults, the cache and
 the write-back: the crate vellum-aquila. The doctor also tests ring 0 of a guest, where a program
-can handle faults without the kernel, and which no cache uses yet: vellum-aquila-ring0.";
+can handle faults without the kernel, and which no backend uses yet: vellum-aquila-ring0.";
 
 /// Run programs with a cache of their own for mapped files, and show what works here
 #[derive(clap::Args)]
