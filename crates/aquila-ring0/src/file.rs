@@ -1,7 +1,7 @@
 //! A file that is mapped in a managed range, and how ring 0 reads and writes it.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -109,6 +109,10 @@ impl MappedFile {
     /// The same file, at an address.
     pub(crate) fn at(self, start: u64) -> Self {
         Self { start, ..self }
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
     }
 
     pub(crate) fn pages(&self) -> u64 {

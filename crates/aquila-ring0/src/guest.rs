@@ -16,10 +16,10 @@ use crate::cache::{PageCache, Replacement};
 use crate::counts::Counts;
 use crate::current;
 use crate::descriptors::{self, Kept};
-use crate::entry::{Block, PAGE};
+use crate::entry::{self, Block, PAGE};
 use crate::error::{Error, Result};
 use crate::memory::{KVM_PAGES, MANAGED, Mapped, Memory, Window, pointer};
-use crate::message::{append, say};
+use crate::message::{append, say, stop};
 use crate::pages::{Pages, RANGES};
 use crate::processor::{self, Calls, Model, Processor};
 use crate::shootdown::{self, Shootdown};
@@ -339,6 +339,33 @@ impl Guest {
     /// The addresses of managed ranges.
     pub(crate) fn managed(&self) -> (u64, u64) {
         (self.managed.start(), self.managed.end())
+    }
+
+    /// Calls a function in ring 3: a thread in ring 0 leaves it meanwhile.
+    pub(crate) fn outside<T>(&self, function: impl FnOnce() -> T) -> T {
+        if !is_in_ring_0() {
+            return function();
+        }
+        let block = current::block();
+        // SAFETY: the thread is in ring 0, so it has entered, and has the block.
+        unsafe { entry::leave() };
+        let result = function();
+        // SAFETY: the thread still has the processor, which does not run.
+        let processor = unsafe { &mut *pointer::<Processor>((*block).processor) };
+        if let Err(error) = self.prepare(processor) {
+            stop(format_args!("{error}"));
+        }
+        // SAFETY: the processor is ready, and this thread has it alone.
+        unsafe { entry::enter(block) };
+        result
+    }
+
+    /// Prepares a processor for the calling thread, which is to enter by it.
+    ///
+    /// # Errors
+    /// When the system does not tell the thread's registers.
+    pub(crate) fn prepare(&self, processor: &mut Processor) -> Result<()> {
+        processor.prepare((entry::resume as *const () as u64, 0), self.managed())
     }
 
     /// Whether there is any managed range.

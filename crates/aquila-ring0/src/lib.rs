@@ -57,6 +57,8 @@ mod pages;
 #[cfg(target_arch = "x86_64")]
 mod processor;
 #[cfg(target_arch = "x86_64")]
+mod program_files;
+#[cfg(target_arch = "x86_64")]
 mod ring;
 #[cfg(target_arch = "x86_64")]
 mod running;

@@ -153,8 +153,7 @@ fn enter(guest: &Guest, processor: Option<Box<Processor>>) -> Result<*mut Block>
             return Err(error);
         }
     };
-    let start = (entry::resume as *const () as u64, 0);
-    if let Err(error) = processor.prepare(start, guest.managed()) {
+    if let Err(error) = guest.prepare(&mut processor) {
         guest.give(processor);
         return Err(error);
     }
@@ -241,13 +240,23 @@ pub fn doctor() -> Check {
 /// [`launcher`]: crate::launcher
 #[doc(hidden)]
 pub mod launch {
-    use std::ffi::{CStr, CString, c_char, c_int, c_void};
-    use std::mem::transmute_copy;
+    use std::cell::Cell;
+    use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
+    use std::fs::File;
+    use std::mem::{ManuallyDrop, transmute_copy};
+    use std::ops::Range;
+    use std::os::fd::FromRawFd as _;
     use std::sync::OnceLock;
 
+    use rustix::io::Errno;
+
     use super::{Place, VirtualMachine};
+    use crate::entry::PAGE;
     use crate::error::{Error, Result};
+    use crate::memory::Mapped;
     use crate::message::say;
+    use crate::program_files::{Held, ProgramFiles, Request};
+    use crate::sys::keeping_errno;
 
     /// `main`.
     pub type Main = unsafe extern "C-unwind" fn(c_int, *mut *mut c_char, *mut *mut c_char) -> c_int;
@@ -271,6 +280,12 @@ pub mod launch {
 
     static MAIN: OnceLock<Main> = OnceLock::new();
     static MACHINE: OnceLock<VirtualMachine> = OnceLock::new();
+    static FILES: OnceLock<ProgramFiles> = OnceLock::new();
+
+    thread_local! {
+        /// The lock of the table of files, while the thread forks.
+        static HELD: Cell<Option<Held>> = const { Cell::new(None) };
+    }
 
     /// `__libc_start_main`: the C library's, with another `main`.
     ///
@@ -313,7 +328,163 @@ pub mod launch {
             let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
             made.guest.report_to(path, format!("{} {}", name.trim_end(), std::process::id()));
         }
-        MACHINE.get_or_init(|| made).reserve()?.stay()
+        let machine = MACHINE.get_or_init(|| made);
+        if let Some(files) = ProgramFiles::of_environment(&machine.guest)? {
+            let _ = FILES.set(files);
+            // SAFETY: the functions are there as long as the process: a library that is preloaded
+            // is never unloaded.
+            unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
+        }
+        machine.reserve()?.stay()
+    }
+
+    /// The table of the program's files may not be half changed in a child.
+    extern "C" fn before_fork() {
+        HELD.set(FILES.get().map(ProgramFiles::hold));
+    }
+
+    extern "C" fn after_fork() {
+        drop(HELD.take());
+    }
+
+    /// A child is in ring 3, where the kernel maps the files.
+    extern "C" fn in_child() {
+        drop(HELD.take());
+        let Some(files) = FILES.get() else { return };
+        files.move_to_kernel(|range, file, offset, is_shared| {
+            if !Mapped::file_over(range, file, offset, is_shared) {
+                say(format_args!("a file that the child has mapped could not be mapped again"));
+                // SAFETY: it ends the process.
+                unsafe { libc::abort() };
+            }
+        });
+    }
+
+    /// The pages of a range; `None` if the kernel will refuse the range.
+    fn pages(address: Any, length: usize) -> Option<Range<u64>> {
+        let start = address.addr();
+        let end = start.checked_add(length)?.checked_next_multiple_of(PAGE)?;
+        (start.is_multiple_of(PAGE) && length > 0).then_some(start as u64..end as u64)
+    }
+
+    /// The program's files, if any address of a range is one of theirs.
+    fn files_at(address: Any, length: usize) -> Option<(&'static ProgramFiles, Range<u64>)> {
+        let files = FILES.get()?;
+        let range = pages(address, length).filter(|range| files.touch(range))?;
+        // In a child the addresses are the kernel's.
+        let is_own = MACHINE.get().is_some_and(|machine| machine.guest.is_own_process());
+        is_own.then_some((files, range))
+    }
+
+    /// The answer of a call that ends here.
+    fn answer(result: Result<(), Errno>) -> c_int {
+        let Err(errno) = result else { return 0 };
+        // SAFETY: the place of the thread's own number.
+        unsafe { *libc::__errno_location() = errno.raw_os_error() };
+        -1
+    }
+
+    fn no_address() -> Any {
+        answer(Err(Errno::NOMEM));
+        libc::MAP_FAILED
+    }
+
+    fn address(result: c_long) -> Any {
+        std::ptr::with_exposed_provenance_mut(result.cast_unsigned() as usize)
+    }
+
+    /// `mmap`: a file that the rules take is mapped through the cache.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn map(
+        at: Any,
+        length: usize,
+        rights: c_int,
+        flags: c_int,
+        file: c_int,
+        offset: i64,
+    ) -> Any {
+        let request = Request { length, rights, flags, file, offset };
+        if request.is_for_reading()
+            && let Some(files) = FILES.get()
+            && MACHINE.get().is_some_and(|machine| machine.guest.is_own_process())
+        {
+            // SAFETY: the descriptor is the caller's, and open during the call. If no descriptor
+            // has this number, the calls on it fail.
+            let file = ManuallyDrop::new(unsafe { File::from_raw_fd(file) });
+            if let Some(start) = keeping_errno(|| files.map(&request, &file)) {
+                return std::ptr::with_exposed_provenance_mut(start as usize);
+            }
+        }
+        if flags & libc::MAP_FIXED != 0 && files_at(at, length).is_some() {
+            return no_address();
+        }
+        // SAFETY: the caller's.
+        address(unsafe { libc::syscall(libc::SYS_mmap, at, length, rights, flags, file, offset) })
+    }
+
+    /// `munmap`.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn unmap(at: Any, length: usize) -> c_int {
+        if let Some((files, range)) = files_at(at, length) {
+            keeping_errno(|| files.unmap(&range));
+            return 0;
+        }
+        // SAFETY: the caller's.
+        (unsafe { libc::syscall(libc::SYS_munmap, at, length) }) as c_int
+    }
+
+    /// `mprotect`.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn protect(at: Any, length: usize, rights: c_int) -> c_int {
+        if let Some((files, range)) = files_at(at, length) {
+            return answer(files.protect(&range, rights));
+        }
+        // SAFETY: the caller's.
+        (unsafe { libc::syscall(libc::SYS_mprotect, at, length, rights) }) as c_int
+    }
+
+    /// `madvise`.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn advise(at: Any, length: usize, advice: c_int) -> c_int {
+        if let Some((files, range)) = files_at(at, length) {
+            return answer(files.advise(&range, advice));
+        }
+        // SAFETY: the caller's.
+        (unsafe { libc::syscall(libc::SYS_madvise, at, length, advice) }) as c_int
+    }
+
+    /// `msync`: nothing that is mapped for reading is dirty.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn sync(at: Any, length: usize, flags: c_int) -> c_int {
+        if let Some((files, range)) = files_at(at, length) {
+            return answer(if files.have(&range) { Ok(()) } else { Err(Errno::NOMEM) });
+        }
+        // SAFETY: the caller's.
+        (unsafe { libc::syscall(libc::SYS_msync, at, length, flags) }) as c_int
+    }
+
+    /// `mremap`. Callers pass the last argument only with `MREMAP_FIXED`, and it is not read
+    /// otherwise.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn remap(at: Any, length: usize, new: usize, flags: c_int, to: Any) -> Any {
+        let is_fixed = flags & libc::MREMAP_FIXED != 0;
+        if files_at(at, length.max(1)).is_some() || (is_fixed && files_at(to, new).is_some()) {
+            return no_address();
+        }
+        // SAFETY: the caller's.
+        address(unsafe { libc::syscall(libc::SYS_mremap, at, length, new, flags, to) })
     }
 
     /// Ends the process, which must not go on in ring 3 without a word.
@@ -391,8 +562,8 @@ pub mod launch {
 }
 
 /// Defines the functions of the library that is preloaded to move programs as they are to ring 0:
-/// `__libc_start_main` and `pthread_create`. Only that library may have them: in a program they
-/// would stand in front of the C library's, too.
+/// `__libc_start_main`, `pthread_create`, and those that map memory. Only that library may have
+/// them: in a program they would stand in front of the C library's, too.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! launcher {
@@ -429,6 +600,61 @@ macro_rules! launcher {
         ) -> ::std::ffi::c_int {
             // SAFETY: the caller's.
             unsafe { $crate::launch::create_thread(thread, attributes, routine, argument) }
+        }
+
+        $crate::launcher! { map mmap }
+        $crate::launcher! { map mmap64 }
+        $crate::launcher! { c_int unmap munmap(length: usize) }
+        $crate::launcher! { c_int protect mprotect(length: usize, rights: ::std::ffi::c_int) }
+        $crate::launcher! { c_int advise madvise(length: usize, advice: ::std::ffi::c_int) }
+        $crate::launcher! { c_int sync msync(length: usize, flags: ::std::ffi::c_int) }
+
+        /// Moves a mapping.
+        ///
+        /// # Safety
+        /// The arguments are those of the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn mremap(
+            at: *mut ::std::ffi::c_void,
+            length: usize,
+            new_length: usize,
+            flags: ::std::ffi::c_int,
+            to: *mut ::std::ffi::c_void,
+        ) -> *mut ::std::ffi::c_void {
+            // SAFETY: the caller's.
+            unsafe { $crate::launch::remap(at, length, new_length, flags, to) }
+        }
+    };
+    (map $name:ident) => {
+        /// Maps memory.
+        ///
+        /// # Safety
+        /// The arguments are those of the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            at: *mut ::std::ffi::c_void,
+            length: usize,
+            rights: ::std::ffi::c_int,
+            flags: ::std::ffi::c_int,
+            file: ::std::ffi::c_int,
+            offset: i64,
+        ) -> *mut ::std::ffi::c_void {
+            // SAFETY: the caller's.
+            unsafe { $crate::launch::map(at, length, rights, flags, file, offset) }
+        }
+    };
+    (c_int $way:ident $name:ident($($argument:ident: $type:ty),*)) => {
+        /// Changes what is mapped.
+        ///
+        /// # Safety
+        /// The arguments are those of the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            at: *mut ::std::ffi::c_void,
+            $($argument: $type),*
+        ) -> ::std::ffi::c_int {
+            // SAFETY: the caller's.
+            unsafe { $crate::launch::$way(at, $($argument),*) }
         }
     };
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstat};
@@ -116,6 +116,11 @@ impl Mapping<'_> {
     /// Bytes of the file.
     pub fn length(&self) -> u64 {
         self.file.length
+    }
+
+    /// The machine's descriptor of the file, which stays open as long as the machine is there.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.descriptor()
     }
 
     /// Pages of it that are in the page tables now.

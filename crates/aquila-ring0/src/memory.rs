@@ -104,6 +104,21 @@ impl Mapped {
         Ok(Self { start: start.addr() as u64, length })
     }
 
+    /// Maps a part of a file for reading in the place of reserved addresses. Returns whether that
+    /// worked.
+    pub(crate) fn file_over(
+        range: &std::ops::Range<u64>,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        is_shared: bool,
+    ) -> bool {
+        let flags = if is_shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
+        let (start, length) = (pointer(range.start), (range.end - range.start) as usize);
+        let flags = flags | MapFlags::FIXED;
+        // SAFETY: nothing but a reservation of the machine's is there.
+        unsafe { rustix::mm::mmap(start, length, ProtFlags::READ, flags, file, offset) }.is_ok()
+    }
+
     /// The first address.
     pub(crate) fn start(&self) -> u64 {
         self.start

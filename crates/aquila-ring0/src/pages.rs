@@ -21,7 +21,7 @@ use crate::shootdown::Shootdown;
 use crate::sys::rest;
 
 /// Managed ranges that a machine can have.
-pub(crate) const RANGES: usize = 16;
+pub(crate) const RANGES: usize = 64;
 
 /// The machine.
 #[derive(Debug)]

@@ -122,6 +122,32 @@ pub fn is_in_ring_0() -> bool {
     segment & 3 == 0
 }
 
+/// Whether some process has a file open for writing, or the program has a lease of it: the kernel
+/// says so when it refuses a lease. Of files of other users it may say nothing.
+pub(crate) fn may_be_written(file: &std::fs::File) -> bool {
+    const SET_SIGNAL: u64 = 10;
+    const GET_SIGNAL: u64 = 11;
+    const SET_LEASE: u64 = 1024;
+    const GET_LEASE: u64 = 1025;
+    let control = |command, value: libc::c_int| {
+        let number = std::os::fd::AsRawFd::as_raw_fd(file) as u64;
+        // SAFETY: the call takes no memory.
+        unsafe { raw_system_call(libc::SYS_fcntl as u64, [number, command, value as u64, 0, 0, 0]) }
+    };
+    if control(GET_LEASE, 0) != i64::from(libc::F_UNLCK) {
+        return true;
+    }
+    // A writer that comes meanwhile sends a signal, which would end the process. This one does not.
+    let signal = control(GET_SIGNAL, 0);
+    control(SET_SIGNAL, libc::SIGURG);
+    let taken = control(SET_LEASE, libc::F_RDLCK);
+    if taken == 0 {
+        control(SET_LEASE, libc::F_UNLCK);
+    }
+    control(SET_SIGNAL, signal as libc::c_int);
+    taken == i64::from(-libc::EAGAIN)
+}
+
 /// Calls a function, and restores the `errno` of the C library, whose caller the program may be.
 pub(crate) fn keeping_errno<T>(act: impl FnOnce() -> T) -> T {
     // SAFETY: the place of the thread's own number.

@@ -107,7 +107,23 @@ fn take_figures(path: &Path) -> String {
 /// ring 0 printed.
 #[track_caller]
 fn is_the_same(library: &Path, program: &Path, arguments: &[&str], input: &[u8]) -> String {
-    let (command, path) = preloaded(library, program, arguments);
+    is_the_same_with(&CACHED, library, program, (arguments, input)).0
+}
+
+/// Files through a cache of so few pages that most leave again.
+const CACHED: [(&str, &str); 2] = [("VELLUM_AQUILA_MIN", "1"), ("VELLUM_AQUILA_CACHE", "262144")];
+
+/// The same with variables for the one in ring 0. Returns the sum of the faults that ring 0 has
+/// handled, too.
+#[track_caller]
+fn is_the_same_with(
+    variables: &[(&str, &str)],
+    library: &Path,
+    program: &Path,
+    (arguments, input): (&[&str], &[u8]),
+) -> (String, u64) {
+    let (mut command, path) = preloaded(library, program, arguments);
+    command.envs(variables.iter().copied());
     let inside = output(command, input);
     let mut alone = Command::new(program);
     alone.args(arguments);
@@ -126,7 +142,10 @@ fn is_the_same(library: &Path, program: &Path, arguments: &[&str], input: &[u8])
     // A signal ends a process without figures.
     let is_counted = figures.lines().any(|line| line.contains(" system calls, "));
     assert!(is_counted || alone.status.signal().is_some(), "{what}: {figures}");
-    String::from_utf8_lossy(&inside.stdout).into_owned()
+    let faults = figures.lines().filter_map(|line| {
+        line.split(", ").find_map(|part| part.strip_suffix(" managed faults"))?.parse::<u64>().ok()
+    });
+    (String::from_utf8_lossy(&inside.stdout).into_owned(), faults.sum())
 }
 
 /// The same for the program of these tests.
@@ -228,6 +247,108 @@ fn the_stack_of_the_first_thread_grows() {
 fn numbers(lines: u32) -> Vec<u8> {
     let number = |at: u32| format!("{} {at}\n", at.wrapping_mul(2_654_435_761) >> 12);
     (0..lines).map(number).collect::<String>().into_bytes()
+}
+
+/// A file of some hundred pages and a part of one.
+struct TemporaryFile(PathBuf);
+
+impl TemporaryFile {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("ring0-{name}-{}", std::process::id()));
+        fs::write(&path, numbers(100_000)).unwrap();
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn mapped_files_have_the_same_bytes_through_the_cache() {
+    let Some(library) = library() else { return };
+    let file = TemporaryFile::new("mapped");
+    let pages = fs::metadata(&file.0).unwrap().len().div_ceil(4096);
+    let arguments = (&["map", file.path()][..], &b""[..]);
+    let (_, faults) = is_the_same_with(&CACHED, &library, &own_program(), arguments);
+    assert!(faults > pages, "{faults} faults");
+    // Other files are the kernel's.
+    let others = [("VELLUM_AQUILA", "/no/*:*.other"), ("VELLUM_AQUILA_CACHE", "262144")];
+    let (_, faults) = is_the_same_with(&others, &library, &own_program(), arguments);
+    assert_eq!(faults, 0);
+    // And so are those that are open for writing.
+    let writer = fs::OpenOptions::new().append(true).open(&file.0).unwrap();
+    let (_, faults) = is_the_same_with(&CACHED, &library, &own_program(), arguments);
+    assert_eq!(faults, 0);
+    drop(writer);
+    let like = format!("*/ring0-mapped-{}", std::process::id());
+    let pattern = [("VELLUM_AQUILA", &like[..])];
+    let (_, faults) = is_the_same_with(&pattern, &library, &own_program(), arguments);
+    assert!(faults > 0);
+}
+
+#[test]
+fn what_the_cache_cannot_do_is_an_error() {
+    let Some(library) = library() else { return };
+    let file = TemporaryFile::new("refused");
+    let (mut command, path) = preloaded(&library, &own_program(), &["refused", file.path()]);
+    command.envs(CACHED);
+    let inside = output(command, b"");
+    let errors = [libc::ENOMEM, libc::EINVAL, libc::ENOMEM, libc::ENOMEM];
+    let expected: String = errors.iter().map(|error| format!("{error}\n")).collect();
+    let printed = String::from_utf8_lossy(&inside.stdout).into_owned();
+    assert_eq!(printed, format!("{expected}true\n"), "{inside:?}");
+    take_figures(&path);
+}
+
+#[test]
+fn programs_read_databases_and_files_through_the_cache() {
+    let Some(library) = library() else { return };
+    if let Some(sqlite) = program("sqlite3") {
+        let file = std::env::temp_dir().join(format!("ring0-read-{}.db", std::process::id()));
+        let script = "create table t (a integer primary key, b text);\n\
+                      with recursive n(i) as (select 1 union all select i + 1 from n limit 20000)\n\
+                      insert into t select i, hex(i * i) from n; create index of_b on t (b);\n";
+        let mut made = Command::new(&sqlite);
+        made.arg(&file);
+        assert!(output(made, script.as_bytes()).status.success());
+        let script = "pragma mmap_size=100000000; pragma integrity_check;\n\
+                      select count(*), sum(length(b)), sum(a) from t where b > '33';\n\
+                      select * from t order by b desc limit 50;\n";
+        let arguments = (&["-readonly", file.to_str().unwrap()][..], script.as_bytes());
+        let (_, faults) = is_the_same_with(&CACHED, &library, &sqlite, arguments);
+        assert!(faults > 100, "{faults} faults");
+        fs::remove_file(file).unwrap();
+    }
+    if let Some(python) = program("python3") {
+        let script = "import mmap, os, sys\n\
+                      f = open(sys.argv[1], 'rb')\n\
+                      m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)\n\
+                      whole = f.read()\n\
+                      def check():\n\
+                      \x20   out = os.memfd_create('out')\n\
+                      \x20   assert os.write(out, m) == len(m)\n\
+                      \x20   assert os.pread(out, len(m) + 1, 0) == whole\n\
+                      \x20   assert m[-3000:] == whole[-3000:] and m.find(b'none') == -1\n\
+                      check()\n\
+                      child = os.fork()\n\
+                      if child == 0:\n\
+                      \x20   check()\n\
+                      \x20   os._exit(7)\n\
+                      assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n\
+                      check()\n\
+                      print(m.find(b'4321 77'))\n";
+        let file = TemporaryFile::new("python");
+        let arguments = (&["-c", script, file.path()][..], &b""[..]);
+        let (_, faults) = is_the_same_with(&CACHED, &library, &python, arguments);
+        assert!(faults > 100, "{faults} faults");
+    }
 }
 
 #[test]

@@ -49,6 +49,8 @@ fn main() -> ExitCode {
         ["descriptors"] => descriptors(),
         ["signals"] => signals(),
         ["deep"] => println!("{}", deep(20_000)),
+        ["map", path] => map(path),
+        ["refused", path] => refused(path),
         _ => panic!("{words:?}"),
     }
     ExitCode::SUCCESS
@@ -284,6 +286,136 @@ fn signals() {
     // SAFETY: it returns after a handler.
     unsafe { libc::pause() };
     println!("{}", SIGNALS.load(Ordering::Relaxed) > 5 && sum > 0);
+}
+
+/// A mapping of a file for reading.
+struct Mapped {
+    start: *mut u8,
+    length: usize,
+}
+
+impl Mapped {
+    fn new(file: &File, offset: usize, length: usize, flags: c_int) -> Self {
+        let (at, file) = (ptr::null_mut(), file.as_raw_fd());
+        // SAFETY: a new mapping, at an address that the system chooses.
+        let start =
+            unsafe { libc::mmap(at, length, libc::PROT_READ, flags, file, offset as libc::off_t) };
+        assert_ne!(start, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+        Self { start: start.cast(), length }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the program has mapped the bytes, and nothing changes the file.
+        unsafe { std::slice::from_raw_parts(self.start, self.length) }
+    }
+
+    fn sum(&self) -> u64 {
+        sum(self.bytes())
+    }
+
+    fn unmap(&self, from: usize, length: usize) {
+        // SAFETY: the program does not use these bytes any more.
+        assert_eq!(unsafe { libc::munmap(self.start.wrapping_add(from).cast(), length) }, 0);
+    }
+}
+
+/// A number that depends on each byte and its place.
+fn sum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(7, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x1b3))
+}
+
+/// What a call answers: the number of the error, or 0.
+fn answer(result: c_int) -> c_int {
+    if result == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap() }
+}
+
+/// Maps a file in several ways, and uses what is mapped in the ways of programs.
+fn map(path: &str) {
+    let file = File::open(path).unwrap();
+    let length = file.metadata().unwrap().len() as usize;
+    let whole = Mapped::new(&file, 0, length, libc::MAP_SHARED);
+    // It need not stay open.
+    drop(file);
+    println!("sum {}", whole.sum());
+    let bytes = whole.bytes();
+    let sums: Vec<u64> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| sum(bytes))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    println!("in threads {sums:?}");
+    // All of it to standard output, and a part to a pipe of another program.
+    std::io::stdout().write_all(whole.bytes()).unwrap();
+    let mut child = Command::new("/bin/cat").stdin(Stdio::piped()).spawn();
+    if let Ok(child) = &mut child {
+        child.stdin.take().unwrap().write_all(&whole.bytes()[5000..80_000]).unwrap();
+        child.wait().unwrap();
+    }
+    let start = whole.start.cast::<c_void>();
+    // SAFETY: none of these calls changes the bytes.
+    let answers = unsafe {
+        [
+            libc::mprotect(start, length, libc::PROT_READ),
+            libc::mprotect(start, length, libc::PROT_READ | libc::PROT_WRITE),
+            libc::madvise(start, length, libc::MADV_RANDOM),
+            libc::madvise(start, length, libc::MADV_DONTNEED),
+            libc::madvise(start, length, 1000),
+            libc::msync(start, length, libc::MS_SYNC),
+        ]
+        .map(answer)
+    };
+    println!("answers {answers:?}");
+    // A second mapping at the same time, and a part of the first.
+    let file = File::open(path).unwrap();
+    let second = Mapped::new(&file, 8192, 100_000, libc::MAP_PRIVATE);
+    println!("second {} {}", second.sum(), second.bytes() == &whole.bytes()[8192..108_192]);
+    whole.unmap(0, 4 << 12);
+    println!("rest {}", sum(&whole.bytes()[4 << 12..]));
+    fork_with(&whole, 4 << 12);
+    whole.unmap(4 << 12, length - (4 << 12));
+    // And again, when the first is gone.
+    for _ in 0..80 {
+        let page = Mapped::new(&file, 4096, 4096, libc::MAP_SHARED);
+        println!("page {}", page.sum());
+        page.unmap(0, 4096);
+    }
+    for _ in 0..2 {
+        let again = Mapped::new(&file, 4096, length - 4096, libc::MAP_PRIVATE);
+        println!("again {}", again.sum());
+        again.unmap(0, again.length);
+    }
+    println!("second {}", second.sum());
+}
+
+/// A child has its parent's mapping, and unmaps it.
+fn fork_with(whole: &Mapped, from: usize) {
+    std::io::stdout().flush().unwrap();
+    // SAFETY: the process has one thread.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        println!("the child's {}", sum(&whole.bytes()[from..]));
+        whole.unmap(from, whole.length - from);
+        std::process::exit(5);
+    }
+    println!("{} {}", libc::WEXITSTATUS(wait_for(child)), sum(&whole.bytes()[from..]));
+}
+
+/// What only a mapping of the kernel's can do is an error, and the bytes stay.
+fn refused(path: &str) {
+    let file = File::open(path).unwrap();
+    let whole = Mapped::new(&file, 0, 100_000, libc::MAP_SHARED);
+    let before = whole.sum();
+    let start = whole.start.cast::<c_void>();
+    // SAFETY: calls that succeed would not change the bytes, but where they are.
+    unsafe {
+        println!("{}", answer(libc::mprotect(start, 4096, libc::PROT_NONE)));
+        println!("{}", answer(libc::madvise(start, 4096, libc::MADV_DONTFORK)));
+        let moved = libc::mremap(start, 100_000, 200_000, libc::MREMAP_MAYMOVE);
+        println!("{}", answer((moved == libc::MAP_FAILED).into()));
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let over = libc::mmap(start, 4096, libc::PROT_READ, flags, -1, 0);
+        println!("{}", answer((over == libc::MAP_FAILED).into()));
+    }
+    println!("{}", whole.sum() == before);
 }
 
 /// The stack of the first thread grows as it is used.

@@ -30,7 +30,7 @@ fn the_doctor_says_what_works() {
     let works = value["ring_0"]["works"].as_bool().unwrap();
     let expected = if works { "ring 0: works (" } else { "ring 0: does not work (" };
     assert!(said.contains(expected), "{said}");
-    assert!(said.contains("; no cache uses it yet"), "{said}");
+    assert!(said.contains("; for 'run --backend ring0'"), "{said}");
     assert!(!value["ring_0"]["about"].as_str().unwrap().is_empty());
 }
 

@@ -55,16 +55,17 @@ The program must be linked dynamically. It needs Linux 6.6 and the right to hand
 system calls: CAP_SYS_PTRACE (root has it), access to /dev/userfaultfd, or the setting
 vm.unprivileged_userfaultfd = 1.
 
-With --backend ring0 all threads of the program run in ring 0 of a guest of KVM, from 'main' on. So
-do programs that it executes. A child that it forks goes on as usual. It has no cache yet: files are
-mapped by the kernel. If threads cannot go to ring 0 here ('vellum aquila doctor' says why), the
-program is not run.";
+With --backend ring0 all threads of the program run in ring 0 of a guest of KVM, from 'main' on, and
+handle the faults of the cache there. So do programs that it executes. A child that it forks goes on
+as usual, and has its files by the kernel. No writer waits: leave files out that are written while
+the program runs. Handlers of signals must not read what is mapped. If threads cannot go to ring 0
+here ('vellum aquila doctor' says why), the program is not run.";
 
 /// Run a program; the files that it maps for reading go through a cache of its own
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Arguments {
-    /// What handles page faults: userfaultfd with a cache, or ring 0 of a guest, without one yet
+    /// What handles the page faults of the cache: userfaultfd, or the program in ring 0 of a guest
     #[arg(long, value_parser = [USERFAULTFD, RING_0], default_value = USERFAULTFD)]
     backend: String,
     /// Size of the cache

@@ -23,7 +23,8 @@ Examples:
 
 Aquila maps files as mmap does, and a library in the program handles the page faults, the cache and
 the write-back: the crate vellum-aquila. The doctor also tests ring 0 of a guest, where a program
-can handle faults without the kernel, and which no backend uses yet: vellum-aquila-ring0.";
+can handle faults without the kernel: vellum-aquila-ring0. Only 'vellum aquila run --backend ring0'
+uses it.";
 
 /// Run programs with a cache of their own for mapped files, and show what works here
 #[derive(clap::Args)]
@@ -64,7 +65,7 @@ fn doctor(arguments: &Doctor) -> Outcome {
     let checks = vellum_aquila::doctor();
     // The backends come in the order in which a program gets them.
     let best = checks.iter().find(|check| check.works);
-    // Not one of them: no cache uses it yet.
+    // Not one of them: only programs as they are use it.
     let ring_0 = vellum_aquila_ring0::doctor();
     let mut output = Output::new();
     if arguments.json {
@@ -81,7 +82,7 @@ fn doctor(arguments: &Doctor) -> Outcome {
             output.line(&format!("{}: {} ({})", name(check), works(check.works), check.about))?;
         }
         let (works, about) = (works(ring_0.works), ring_0.about);
-        output.line(&format!("ring 0: {works} ({about}); no cache uses it yet"))?;
+        output.line(&format!("ring 0: {works} ({about}); for 'run --backend ring0'"))?;
         if let Some(best) = best {
             output.line(&format!("programs get: {}", name(best)))?;
         }

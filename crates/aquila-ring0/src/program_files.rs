@@ -1,0 +1,322 @@
+//! Files that a program as it is maps for reading: those that the rules take are in the cache.
+//!
+//! Invariant: addresses of managed ranges are never the kernel's to change. Calls for them end
+//! here. What the program has mapped stays accessible until it has unmapped the last page of it.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, readlink};
+use rustix::io::Errno;
+use vellum_aquila_core::Advice;
+
+use crate::cache::Replacement;
+use crate::entry::PAGE;
+use crate::error::{Error, Result};
+use crate::guest::Guest;
+use crate::mapping::{Cache, Mapping};
+use crate::sys::may_be_written;
+
+/// Bytes of the cache if the environment does not say them.
+const USUAL: u64 = 256 << 20;
+
+/// Flags of a mapping that make no difference here.
+const HARMLESS: i32 =
+    libc::MAP_SHARED | libc::MAP_PRIVATE | libc::MAP_POPULATE | libc::MAP_NORESERVE;
+
+/// Which files are taken.
+#[derive(Debug)]
+struct Rules {
+    patterns: Vec<Vec<u8>>,
+    minimum: Option<u64>,
+}
+
+impl Rules {
+    fn take(&self, length: u64, path: impl FnOnce() -> Option<Vec<u8>>) -> bool {
+        if self.minimum.is_some_and(|minimum| length >= minimum) {
+            return true;
+        }
+        !self.patterns.is_empty()
+            && path().is_some_and(|path| self.patterns.iter().any(|like| matches(like, &path)))
+    }
+}
+
+/// Whether a path matches a pattern: `*` stands for any bytes, `?` for one.
+fn matches(pattern: &[u8], path: &[u8]) -> bool {
+    let (mut at, mut from) = (0, 0);
+    // Where to go on if the last star must stand for one byte more.
+    let mut star = None;
+    while from < path.len() {
+        match pattern.get(at) {
+            Some(b'*') => {
+                star = Some((at + 1, from));
+                at += 1;
+                continue;
+            }
+            Some(byte) if *byte == b'?' || *byte == path[from] => at += 1,
+            _ => match star {
+                Some((after, taken)) => {
+                    star = Some((after, taken + 1));
+                    (at, from) = (after, taken);
+                }
+                None => return false,
+            },
+        }
+        from += 1;
+    }
+    pattern[at..].iter().all(|byte| *byte == b'*')
+}
+
+/// The arguments of `mmap`, without the address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) length: usize,
+    pub(crate) rights: i32,
+    pub(crate) flags: i32,
+    pub(crate) file: i32,
+    pub(crate) offset: i64,
+}
+
+impl Request {
+    /// Whether it maps a file for reading, as far as the arguments tell.
+    pub(crate) fn is_for_reading(&self) -> bool {
+        let Self { length, rights, flags, file, offset } = *self;
+        file >= 0
+            && length > 0
+            && rights == libc::PROT_READ
+            && flags & !HARMLESS == 0
+            && offset >= 0
+            && offset % PAGE as i64 == 0
+    }
+
+    /// The bytes of the file, in whole pages.
+    fn bytes(&self) -> Option<Range<u64>> {
+        let start = self.offset.cast_unsigned();
+        let end = start.checked_add(self.length as u64)?;
+        Some(start..end.checked_next_multiple_of(PAGE as u64)?)
+    }
+}
+
+/// A file in a managed range.
+#[derive(Debug)]
+struct View {
+    mapping: Mapping<'static>,
+    is_shared: bool,
+    /// The addresses that the program has.
+    parts: Vec<Range<u64>>,
+}
+
+impl View {
+    fn start(&self) -> u64 {
+        self.mapping.as_ptr().addr() as u64
+    }
+
+    fn has(&self, range: &Range<u64>) -> bool {
+        self.parts.iter().any(|part| part.start < range.end && range.start < part.end)
+    }
+
+    /// Takes addresses away.
+    fn remove(&mut self, range: &Range<u64>) {
+        let rest = |part: &Range<u64>| {
+            [part.start..part.end.min(range.start), part.start.max(range.end)..part.end]
+        };
+        let parts = self.parts.iter().flat_map(rest);
+        self.parts = parts.filter(|part| !part.is_empty()).collect();
+    }
+}
+
+/// The files of a program, and the cache that they are in.
+#[derive(Debug)]
+pub(crate) struct ProgramFiles {
+    guest: &'static Guest,
+    cache: Cache<'static>,
+    rules: Rules,
+    views: Mutex<Vec<View>>,
+}
+
+/// The lock of the table, which a thread that forks holds meanwhile.
+pub(crate) struct Held(#[expect(dead_code, reason = "it is held")] MutexGuard<'static, Vec<View>>);
+
+impl ProgramFiles {
+    /// What the environment asks for: `None` if no file is to be taken. The thread is in ring 3.
+    ///
+    /// # Errors
+    /// When a value is wrong, or there can be no cache.
+    pub(crate) fn of_environment(guest: &'static Guest) -> Result<Option<Self>> {
+        let variable = |name: &str| std::env::var(name).unwrap_or_default();
+        let patterns = variable("VELLUM_AQUILA");
+        let patterns = patterns.split(':').filter(|pattern| !pattern.is_empty());
+        let patterns: Vec<_> = patterns.map(|pattern| pattern.as_bytes().to_vec()).collect();
+        let minimum = variable("VELLUM_AQUILA_MIN").parse().ok();
+        if patterns.is_empty() && minimum.is_none() {
+            return Ok(None);
+        }
+        let wrong = || Error::of("reading the settings of the cache", Errno::INVAL);
+        let bytes = match variable("VELLUM_AQUILA_CACHE").as_str() {
+            "" => USUAL,
+            bytes => bytes.parse().map_err(|_| wrong())?,
+        };
+        let frames = u32::try_from(bytes / PAGE as u64).map_err(|_| wrong())?;
+        let replacement = match variable("VELLUM_AQUILA_POLICY").as_str() {
+            "" | "s3-fifo" => Replacement::S3Fifo,
+            "clock" => Replacement::Clock,
+            "lru" => Replacement::Lru,
+            _ => return Err(wrong()),
+        };
+        let cache = Cache::new(guest, guest.make_cache(frames, replacement)?);
+        let (rules, views) = (Rules { patterns, minimum }, Mutex::default());
+        Ok(Some(Self { guest, cache, rules, views }))
+    }
+
+    fn views(&self) -> MutexGuard<'_, Vec<View>> {
+        self.views.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the table.
+    pub(crate) fn hold(&'static self) -> Held {
+        Held(self.views())
+    }
+
+    /// Whether any address of a range is managed. Takes no lock.
+    pub(crate) fn touch(&self, range: &Range<u64>) -> bool {
+        let (start, end) = self.guest.managed();
+        range.start < end && start < range.end
+    }
+
+    /// Maps a part of a file through the cache. `None` if the kernel is to map it.
+    pub(crate) fn map(&self, request: &Request, file: &File) -> Option<u64> {
+        let bytes = request.bytes()?;
+        let status = fstat(file).ok()?;
+        let length = status.st_size.cast_unsigned();
+        let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
+        let path = || {
+            let path = readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new());
+            path.ok().map(std::ffi::CString::into_bytes)
+        };
+        if !is_file
+            || bytes.end > length.next_multiple_of(PAGE as u64)
+            || !self.rules.take(length, path)
+            || fcntl_getfl(file).ok()? & OFlags::RWMODE != OFlags::RDONLY
+            || may_be_written(file)
+        {
+            return None;
+        }
+        let mapping = self.guest.outside(|| self.cache.map(file)).ok()?;
+        let start = mapping.as_ptr().addr() as u64;
+        let part = start + bytes.start..start + bytes.end;
+        let is_shared = request.flags & libc::MAP_SHARED != 0;
+        self.views().push(View { mapping, is_shared, parts: vec![part.clone()] });
+        Some(part.start)
+    }
+
+    /// Unmaps managed addresses. The file leaves the cache with the last of them.
+    pub(crate) fn unmap(&self, range: &Range<u64>) {
+        let mut views = self.views();
+        views.iter_mut().for_each(|view| view.remove(range));
+        let ended: Vec<View> = views.extract_if(.., |view| view.parts.is_empty()).collect();
+        drop(views);
+        // What was read only is not written back.
+        self.guest.outside(|| drop(ended));
+    }
+
+    /// Changes the rights of managed addresses, if that makes no difference.
+    ///
+    /// # Errors
+    /// `ENOMEM` if the program does not have the addresses, or if only another mapping could have
+    /// the rights; `EACCES` if the file is shared and not open for writing.
+    pub(crate) fn protect(&self, range: &Range<u64>, rights: i32) -> Result<(), Errno> {
+        let views = self.views();
+        let view = views.iter().find(|view| view.has(range)).ok_or(Errno::NOMEM)?;
+        match rights {
+            libc::PROT_READ => Ok(()),
+            _ if rights & libc::PROT_WRITE != 0 && view.is_shared => Err(Errno::ACCESS),
+            _ => Err(Errno::NOMEM),
+        }
+    }
+
+    /// Takes advice for managed addresses. What only says when pages are needed is not followed.
+    ///
+    /// # Errors
+    /// `ENOMEM` if the program does not have the addresses, and `EINVAL` for other advice.
+    pub(crate) fn advise(&self, range: &Range<u64>, advice: i32) -> Result<(), Errno> {
+        let views = self.views();
+        let view = views.iter().find(|view| view.has(range)).ok_or(Errno::NOMEM)?;
+        match advice {
+            libc::MADV_NORMAL => view.mapping.advise(Advice::Normal),
+            libc::MADV_RANDOM => view.mapping.advise(Advice::Random),
+            libc::MADV_SEQUENTIAL => view.mapping.advise(Advice::Sequential),
+            libc::MADV_WILLNEED | libc::MADV_DONTNEED | libc::MADV_COLD | libc::MADV_PAGEOUT => {}
+            libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE => {}
+            libc::MADV_DONTDUMP | libc::MADV_DODUMP => {}
+            _ => return Err(Errno::INVAL),
+        }
+        Ok(())
+    }
+
+    /// Whether the program has all pages of a range mapped, of which none is ever dirty.
+    pub(crate) fn have(&self, range: &Range<u64>) -> bool {
+        let within = |part: &Range<u64>| part.start <= range.start && range.end <= part.end;
+        self.views().iter().any(|view| view.parts.iter().any(within))
+    }
+
+    /// Empties the table in a child, and calls a function with what the kernel is to map there: the
+    /// addresses, the file, the place in it, and whether it is shared.
+    pub(crate) fn move_to_kernel(&self, mut map: impl FnMut(&Range<u64>, BorrowedFd, u64, bool)) {
+        for view in self.views().drain(..) {
+            let start = view.start();
+            view.parts.iter().for_each(|part| {
+                map(part, view.mapping.descriptor(), part.start - start, view.is_shared);
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_of_whole_paths() {
+        for (pattern, path) in [
+            ("/models/a.gguf", "/models/a.gguf"),
+            ("*.gguf", "/models/a.gguf"),
+            ("/m*s/?.gg*f", "/models/a.gguf"),
+            ("*a*b*", "/a/a/b"),
+            ("**", ""),
+        ] {
+            assert!(matches(pattern.as_bytes(), path.as_bytes()), "{pattern} {path}");
+        }
+        let bad = [("a", "/a"), ("/a", "/ab"), ("*.gguf", "/a.gguf2"), ("?", ""), ("*a*b", "/b/a")];
+        for (pattern, path) in bad {
+            assert!(!matches(pattern.as_bytes(), path.as_bytes()), "{pattern} {path}");
+        }
+        let many = "*a".repeat(200);
+        assert!(!matches(many.as_bytes(), "a".repeat(199).as_bytes()));
+    }
+
+    #[test]
+    fn only_reading_a_file_goes_through_the_cache() {
+        let good = Request {
+            length: 1,
+            rights: libc::PROT_READ,
+            flags: libc::MAP_SHARED,
+            file: 3,
+            offset: 8192,
+        };
+        assert!(good.is_for_reading() && good.bytes() == Some(8192..12_288));
+        for bad in [
+            Request { length: 0, ..good },
+            Request { rights: libc::PROT_READ | libc::PROT_WRITE, ..good },
+            Request { rights: libc::PROT_NONE, ..good },
+            Request { flags: libc::MAP_SHARED | libc::MAP_FIXED, ..good },
+            Request { file: -1, ..good },
+            Request { offset: 100, ..good },
+            Request { offset: -4096, ..good },
+        ] {
+            assert!(!bad.is_for_reading(), "{bad:?}");
+        }
+        assert_eq!(Request { length: usize::MAX, ..good }.bytes(), None);
+    }
+}
