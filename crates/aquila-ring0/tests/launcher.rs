@@ -294,6 +294,15 @@ fn mapped_files_have_the_same_bytes_through_the_cache() {
 }
 
 #[test]
+fn threads_map_and_unmap_files_at_the_same_time() {
+    let Some(library) = library() else { return };
+    let file = TemporaryFile::new("in-threads");
+    let arguments = (&["map-in-threads", file.path(), "8"][..], &b""[..]);
+    let (_, faults) = is_the_same_with(&CACHED, &library, &own_program(), arguments);
+    assert!(faults > 1000, "{faults} faults");
+}
+
+#[test]
 fn what_the_cache_cannot_do_is_an_error() {
     let Some(library) = library() else { return };
     let file = TemporaryFile::new("refused");

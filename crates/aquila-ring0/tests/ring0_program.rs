@@ -50,6 +50,7 @@ fn main() -> ExitCode {
         ["signals"] => signals(),
         ["deep"] => println!("{}", deep(20_000)),
         ["map", path] => map(path),
+        ["map-in-threads", path, rounds] => map_in_threads(path, rounds.parse().unwrap()),
         ["refused", path] => refused(path),
         _ => panic!("{words:?}"),
     }
@@ -250,7 +251,9 @@ fn exec(program: &str) {
 /// Descriptors have the numbers that they would have, and closing all of them is not seen.
 fn descriptors() {
     let number = || File::open("/proc/self/comm").unwrap().as_raw_fd();
-    println!("{}", number());
+    let open: Vec<File> = (0..20).map(|_| File::open("/proc/self/comm").unwrap()).collect();
+    println!("{:?}", open.iter().map(|file| file.as_raw_fd()).collect::<Vec<_>>());
+    drop(open);
     for file in 3..5000 {
         // SAFETY: no descriptor of these numbers is in use by the program.
         let closed = unsafe { libc::close(file) };
@@ -259,8 +262,8 @@ fn descriptors() {
     // SAFETY: as above.
     println!("{}", unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) });
     println!("{} {}", number(), thread::spawn(|| 7).join().unwrap());
-    // SAFETY: the new descriptor is closed by the end of the process.
-    println!("{}", unsafe { libc::dup2(1, 3) });
+    // SAFETY: the new descriptors are closed by the end of the process.
+    println!("{:?}", (3..60).map(|file| unsafe { libc::dup2(1, file) }).collect::<Vec<_>>());
 }
 
 static SIGNALS: AtomicU32 = AtomicU32::new(0);
@@ -384,6 +387,29 @@ fn map(path: &str) {
         again.unmap(0, again.length);
     }
     println!("second {}", second.sum());
+}
+
+/// Threads that map files of their own, copies of one, and unmap them, while others use theirs.
+fn map_in_threads(path: &str, rounds: usize) {
+    let sums: Vec<Vec<u64>> = thread::scope(|scope| {
+        let work = |number: usize| {
+            let copy = format!("{path}-{number}");
+            std::fs::copy(path, &copy).unwrap();
+            let file = File::open(&copy).unwrap();
+            std::fs::remove_file(&copy).unwrap();
+            let length = file.metadata().unwrap().len() as usize;
+            let sums = (0..rounds).map(|_| {
+                let whole = Mapped::new(&file, 0, length, libc::MAP_SHARED);
+                let found = sum(&whole.bytes()[number..]);
+                whole.unmap(0, length);
+                found
+            });
+            sums.collect::<Vec<_>>()
+        };
+        let threads: Vec<_> = (0..4).map(|number| scope.spawn(move || work(number))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    println!("{sums:?}");
 }
 
 /// A child has its parent's mapping, and unmaps it.
