@@ -237,10 +237,12 @@ pub fn doctor() -> Check {
 /// thread to ring 0 before `main`, and each other one before the function that it is made for. Both
 /// stay there. So what runs at `exit` does so in ring 0, and `pthread_exit` unwinds as usual.
 ///
+/// Files that the program maps for reading are in managed ranges, if the rules take them
+/// (`program_files.rs`). Calls for such addresses end here.
+///
 /// [`launcher`]: crate::launcher
 #[doc(hidden)]
 pub mod launch {
-    use std::cell::Cell;
     use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
     use std::fs::File;
     use std::mem::{ManuallyDrop, transmute_copy};
@@ -253,9 +255,8 @@ pub mod launch {
     use super::{Place, VirtualMachine};
     use crate::entry::PAGE;
     use crate::error::{Error, Result};
-    use crate::memory::Mapped;
     use crate::message::say;
-    use crate::program_files::{Held, ProgramFiles, Request};
+    use crate::program_files::{ProgramFiles, Request};
     use crate::sys::keeping_errno;
 
     /// `main`.
@@ -281,11 +282,6 @@ pub mod launch {
     static MAIN: OnceLock<Main> = OnceLock::new();
     static MACHINE: OnceLock<VirtualMachine> = OnceLock::new();
     static FILES: OnceLock<ProgramFiles> = OnceLock::new();
-
-    thread_local! {
-        /// The lock of the table of files, while the thread forks.
-        static HELD: Cell<Option<Held>> = const { Cell::new(None) };
-    }
 
     /// `__libc_start_main`: the C library's, with another `main`.
     ///
@@ -331,33 +327,8 @@ pub mod launch {
         let machine = MACHINE.get_or_init(|| made);
         if let Some(files) = ProgramFiles::of_environment(&machine.guest)? {
             let _ = FILES.set(files);
-            // SAFETY: the functions are there as long as the process: a library that is preloaded
-            // is never unloaded.
-            unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
         }
         machine.reserve()?.stay()
-    }
-
-    /// The table of the program's files may not be half changed in a child.
-    extern "C" fn before_fork() {
-        HELD.set(FILES.get().map(ProgramFiles::hold));
-    }
-
-    extern "C" fn after_fork() {
-        drop(HELD.take());
-    }
-
-    /// A child is in ring 3, where the kernel maps the files.
-    extern "C" fn in_child() {
-        drop(HELD.take());
-        let Some(files) = FILES.get() else { return };
-        files.move_to_kernel(|range, file, offset, is_shared| {
-            if !Mapped::file_over(range, file, offset, is_shared) {
-                say(format_args!("a file that the child has mapped could not be mapped again"));
-                // SAFETY: it ends the process.
-                unsafe { libc::abort() };
-            }
-        });
     }
 
     /// The pages of a range; `None` if the kernel will refuse the range.
@@ -371,7 +342,7 @@ pub mod launch {
     fn files_at(address: Any, length: usize) -> Option<(&'static ProgramFiles, Range<u64>)> {
         let files = FILES.get()?;
         let range = pages(address, length).filter(|range| files.touch(range))?;
-        // In a child the addresses are the kernel's.
+        // A child has the kernel's mappings there.
         let is_own = MACHINE.get().is_some_and(|machine| machine.guest.is_own_process());
         is_own.then_some((files, range))
     }

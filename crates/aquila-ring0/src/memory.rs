@@ -119,6 +119,15 @@ impl Mapped {
         unsafe { rustix::mm::mmap(start, length, ProtFlags::READ, flags, file, offset) }.is_ok()
     }
 
+    /// Reserves addresses again, in the place of [a file](Self::file_over). If the kernel has no
+    /// memory for that, the file stays there.
+    pub(crate) fn reserve_over(range: std::ops::Range<u64>) {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        let (start, length) = (pointer(range.start), (range.end - range.start) as usize);
+        // SAFETY: nothing but a mapping that the program gives up is there.
+        let _ = unsafe { rustix::mm::mmap_anonymous(start, length, ProtFlags::empty(), flags) };
+    }
+
     /// The first address.
     pub(crate) fn start(&self) -> u64 {
         self.start

@@ -1,11 +1,15 @@
 //! Files that a program as it is maps for reading: those that the rules take are in the cache.
 //!
-//! Invariant: addresses of managed ranges are never the kernel's to change. Calls for them end
-//! here. What the program has mapped stays accessible until it has unmapped the last page of it.
+//! The kernel maps the file at the same addresses. Ring 0 does not see that mapping, because the
+//! guest has tables of its own there. But handlers of signals do, system calls, children, and all
+//! else that runs in ring 3. Both have the bytes of the file, which nobody changes.
+//!
+//! Invariant: addresses of managed ranges are never the program's to change. Calls for them end
+//! here. What it has mapped stays accessible in ring 0 until it has unmapped the last page of it.
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::AsRawFd as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, readlink};
@@ -17,6 +21,7 @@ use crate::entry::PAGE;
 use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::mapping::{Cache, Mapping};
+use crate::memory::Mapped;
 use crate::sys::may_be_written;
 
 /// Bytes of the cache if the environment does not say them.
@@ -69,6 +74,12 @@ fn matches(pattern: &[u8], path: &[u8]) -> bool {
     pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
+/// What two ranges have in common.
+fn common(one: &Range<u64>, other: &Range<u64>) -> Option<Range<u64>> {
+    let both = one.start.max(other.start)..one.end.min(other.end);
+    (!both.is_empty()).then_some(both)
+}
+
 /// The arguments of `mmap`, without the address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
@@ -109,12 +120,8 @@ struct View {
 }
 
 impl View {
-    fn start(&self) -> u64 {
-        self.mapping.as_ptr().addr() as u64
-    }
-
     fn has(&self, range: &Range<u64>) -> bool {
-        self.parts.iter().any(|part| part.start < range.end && range.start < part.end)
+        self.parts.iter().any(|part| common(part, range).is_some())
     }
 
     /// Takes addresses away.
@@ -135,9 +142,6 @@ pub(crate) struct ProgramFiles {
     rules: Rules,
     views: Mutex<Vec<View>>,
 }
-
-/// The lock of the table, which a thread that forks holds meanwhile.
-pub(crate) struct Held(#[expect(dead_code, reason = "it is held")] MutexGuard<'static, Vec<View>>);
 
 impl ProgramFiles {
     /// What the environment asks for: `None` if no file is to be taken. The thread is in ring 3.
@@ -174,11 +178,6 @@ impl ProgramFiles {
         self.views.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the table.
-    pub(crate) fn hold(&'static self) -> Held {
-        Held(self.views())
-    }
-
     /// Whether any address of a range is managed. Takes no lock.
     pub(crate) fn touch(&self, range: &Range<u64>) -> bool {
         let (start, end) = self.guest.managed();
@@ -207,6 +206,10 @@ impl ProgramFiles {
         let start = mapping.as_ptr().addr() as u64;
         let part = start + bytes.start..start + bytes.end;
         let is_shared = request.flags & libc::MAP_SHARED != 0;
+        if !Mapped::file_over(&part, mapping.descriptor(), bytes.start, is_shared) {
+            self.guest.outside(|| drop(mapping));
+            return None;
+        }
         self.views().push(View { mapping, is_shared, parts: vec![part.clone()] });
         Some(part.start)
     }
@@ -214,7 +217,10 @@ impl ProgramFiles {
     /// Unmaps managed addresses. The file leaves the cache with the last of them.
     pub(crate) fn unmap(&self, range: &Range<u64>) {
         let mut views = self.views();
-        views.iter_mut().for_each(|view| view.remove(range));
+        for view in views.iter_mut() {
+            view.parts.iter().filter_map(|part| common(part, range)).for_each(Mapped::reserve_over);
+            view.remove(range);
+        }
         let ended: Vec<View> = views.extract_if(.., |view| view.parts.is_empty()).collect();
         drop(views);
         // What was read only is not written back.
@@ -259,17 +265,6 @@ impl ProgramFiles {
     pub(crate) fn have(&self, range: &Range<u64>) -> bool {
         let within = |part: &Range<u64>| part.start <= range.start && range.end <= part.end;
         self.views().iter().any(|view| view.parts.iter().any(within))
-    }
-
-    /// Empties the table in a child, and calls a function with what the kernel is to map there: the
-    /// addresses, the file, the place in it, and whether it is shared.
-    pub(crate) fn move_to_kernel(&self, mut map: impl FnMut(&Range<u64>, BorrowedFd, u64, bool)) {
-        for view in self.views().drain(..) {
-            let start = view.start();
-            view.parts.iter().for_each(|part| {
-                map(part, view.mapping.descriptor(), part.start - start, view.is_shared);
-            });
-        }
     }
 }
 

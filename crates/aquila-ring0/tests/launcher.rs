@@ -294,6 +294,35 @@ fn mapped_files_have_the_same_bytes_through_the_cache() {
 }
 
 #[test]
+fn code_in_ring_3_and_system_calls_see_mapped_files() {
+    let Some(library) = library() else { return };
+    let file = TemporaryFile::new("ring-3");
+    let arguments = (&["ring-3", file.path()][..], &b""[..]);
+    let (printed, faults) = is_the_same_with(&CACHED, &library, &own_program(), arguments);
+    assert!(faults > 0);
+    assert_eq!(printed, "handler true\nthread 1\n10000 10000 true\n");
+}
+
+#[test]
+fn bad_accesses_to_mapped_files_are_the_signals_that_they_would_be() {
+    let Some(library) = library() else { return };
+    for how in ["store", "truncated"] {
+        let file = TemporaryFile::new(how);
+        let (mut command, path) = preloaded(&library, &own_program(), &["bad", how, file.path()]);
+        command.envs(CACHED);
+        let inside = output(command, b"");
+        // The file is another one afterwards.
+        let file = TemporaryFile::new(how);
+        let mut alone = Command::new(own_program());
+        alone.args(["bad", how, file.path()]);
+        let alone = output(alone, b"");
+        assert_eq!((&inside.stdout, inside.status), (&alone.stdout, alone.status), "{inside:?}");
+        assert_eq!(alone.status.code(), Some(9));
+        take_figures(&path);
+    }
+}
+
+#[test]
 fn threads_map_and_unmap_files_at_the_same_time() {
     let Some(library) = library() else { return };
     let file = TemporaryFile::new("in-threads");

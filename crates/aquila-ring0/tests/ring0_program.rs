@@ -52,6 +52,8 @@ fn main() -> ExitCode {
         ["map", path] => map(path),
         ["map-in-threads", path, rounds] => map_in_threads(path, rounds.parse().unwrap()),
         ["refused", path] => refused(path),
+        ["ring-3", path] => in_ring_3(path),
+        ["bad", how, path] => bad(how, path),
         _ => panic!("{words:?}"),
     }
     ExitCode::SUCCESS
@@ -423,6 +425,104 @@ fn fork_with(whole: &Mapped, from: usize) {
         std::process::exit(5);
     }
     println!("{} {}", libc::WEXITSTATUS(wait_for(child)), sum(&whole.bytes()[from..]));
+}
+
+static MAPPED: AtomicU64 = AtomicU64::new(0);
+static FOUND: AtomicU64 = AtomicU64::new(0);
+
+/// The sum of the mapped bytes, for code that has no arguments.
+fn sum_of_mapped() -> u64 {
+    let start = ptr::with_exposed_provenance_mut(MAPPED.load(Ordering::Relaxed) as usize);
+    Mapped { start, length: 300_000 }.sum()
+}
+
+extern "C" fn sum_in_handler(_: c_int) {
+    FOUND.store(sum_of_mapped(), Ordering::Relaxed);
+}
+
+unsafe extern "C" fn sum_in_thread(_: *mut c_void) -> c_int {
+    c_int::from(sum_of_mapped() == FOUND.load(Ordering::Relaxed))
+}
+
+unsafe extern "C" {
+    fn thrd_create(
+        thread: *mut libc::pthread_t,
+        routine: unsafe extern "C" fn(*mut c_void) -> c_int,
+        argument: *mut c_void,
+    ) -> c_int;
+    fn thrd_join(thread: libc::pthread_t, result: *mut c_int) -> c_int;
+}
+
+/// Code that runs in ring 3 also where threads are in ring 0, and system calls.
+fn in_ring_3(path: &str) {
+    let file = File::open(path).unwrap();
+    let whole = Mapped::new(&file, 4096, 300_000, libc::MAP_SHARED);
+    MAPPED.store(whole.start.expose_provenance() as u64, Ordering::Relaxed);
+    let handler: extern "C" fn(c_int) = sum_in_handler;
+    // SAFETY: the handler is one of signals.
+    unsafe {
+        libc::signal(libc::SIGUSR1, handler as *const () as libc::sighandler_t);
+        libc::raise(libc::SIGUSR1);
+    }
+    println!("handler {}", FOUND.load(Ordering::Relaxed) == whole.sum());
+    let (mut thread, mut result) = (0, 0);
+    // SAFETY: the routine takes no argument; the results are numbers.
+    unsafe {
+        assert_eq!(thrd_create(&raw mut thread, sum_in_thread, ptr::null_mut()), 0);
+        assert_eq!(thrd_join(thread, &raw mut result), 0);
+    }
+    println!("thread {result}");
+    let [from, to] = sockets();
+    let mut vector = libc::iovec { iov_base: whole.start.cast(), iov_len: 10_000 };
+    // SAFETY: the structure is plain data, and the bytes are mapped.
+    let sent = unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (&raw mut vector, 1);
+        libc::sendmsg(from, &raw const message, 0)
+    };
+    let mut received = vec![0; 10_000];
+    // SAFETY: the buffer has the bytes.
+    let length = unsafe { libc::read(to, received.as_mut_ptr().cast(), received.len()) };
+    println!("{sent} {length} {}", received == whole.bytes()[..10_000]);
+    whole.unmap(0, 4096);
+    whole.unmap(4096, whole.length - 4096);
+}
+
+extern "C" fn tell_signal(signal: c_int) {
+    println!("signal {signal}");
+    // SAFETY: it ends the process.
+    unsafe { libc::_exit(9) };
+}
+
+/// Bad accesses to a mapped file.
+fn bad(how: &str, path: &str) {
+    let file = File::open(path).unwrap();
+    let whole = Mapped::new(&file, 0, 400_000, libc::MAP_SHARED);
+    println!("{}", whole.bytes()[0]);
+    let handler: extern "C" fn(c_int) = tell_signal;
+    for signal in [libc::SIGSEGV, libc::SIGBUS] {
+        // SAFETY: the handler is one of signals.
+        unsafe { libc::signal(signal, handler as *const () as libc::sighandler_t) };
+    }
+    let at = whole.start.wrapping_add(390_000);
+    match how {
+        // SAFETY: it is not, and the handler ends the process.
+        "store" => unsafe { black_box(at).write_volatile(1) },
+        "truncated" => {
+            File::options().write(true).open(path).unwrap().set_len(4096).unwrap();
+            // SAFETY: as above.
+            println!("{}", unsafe { black_box(at).read_volatile() });
+        }
+        _ => panic!("{how}"),
+    }
+}
+
+fn sockets() -> [c_int; 2] {
+    let mut pair = [0; 2];
+    // SAFETY: the call fills both numbers.
+    let made = unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, pair.as_mut_ptr()) };
+    assert_eq!(made, 0);
+    pair
 }
 
 /// What only a mapping of the kernel's can do is an error, and the bytes stay.

@@ -58,8 +58,8 @@ vm.unprivileged_userfaultfd = 1.
 With --backend ring0 all threads of the program run in ring 0 of a guest of KVM, from 'main' on, and
 handle the faults of the cache there. So do programs that it executes. A child that it forks goes on
 as usual, and has its files by the kernel. No writer waits: leave files out that are written while
-the program runs. Handlers of signals must not read what is mapped. If threads cannot go to ring 0
-here ('vellum aquila doctor' says why), the program is not run.";
+the program runs. If threads cannot go to ring 0 here ('vellum aquila doctor' says why), the program
+is not run.";
 
 /// Run a program; the files that it maps for reading go through a cache of its own
 #[derive(clap::Args)]
