@@ -191,7 +191,7 @@ impl ProgramFiles {
         let length = status.st_size.cast_unsigned();
         let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
         let path = || {
-            let path = readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new());
+            let path = readlink(format!("/proc/thread-self/fd/{}", file.as_raw_fd()), Vec::new());
             path.ok().map(std::ffi::CString::into_bytes)
         };
         if !is_file

@@ -75,6 +75,7 @@ fn is_dynamic(path: &Path) -> bool {
 /// Runs a program until it ends.
 fn output(mut command: Command, input: &[u8]) -> Output {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("VELLUM_RING0_PROGRAM", "1");
     let mut child = command.spawn().unwrap();
     let mut to_child = child.stdin.take().unwrap();
     thread::scope(|scope| {
