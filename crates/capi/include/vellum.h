@@ -605,9 +605,9 @@ typedef void (*vellum_durable)(void *argument, int error);
  * can have thousands of commits under way. Other threads see the changes when the call returns.
  *
  * If the call returns 0, it has `durable` called exactly once, with `argument`: perhaps before the
- * call returns, and at the latest before a vellum_store_close() returns 0. If the close fails, `durable`
- * may be called until the last handle of the store is freed. It is called also if the log fails, and
- * when exit() closes the store. If the call returns an error, `durable` is never called.
+ * call returns, and at the latest before a later vellum_store_close() returns, also with an error. It
+ * is called also if the log fails, and when exit() closes the store. If the call returns an error,
+ * `durable` is never called.
  * A process that ends without exit(), and the child of a fork, call nothing.
  *
  * This asks for durability even with VELLUM_BUFFERED or VELLUM_NO_SYNC. A store without a log syncs

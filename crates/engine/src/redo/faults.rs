@@ -4,16 +4,17 @@
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use vellum_log::{LogError, SimulatedDevice, SimulatedFault, SimulatedOptions};
+use vellum_log::{LogDevice as _, LogError, SimulatedDevice, SimulatedFault, SimulatedOptions};
 use vellum_pool::device::{
     Call, Device, Fault, FaultyDevice, HookedDevice, MemoryDevice, Operation,
 };
-use vellum_testing::patience::PATIENCE;
+use vellum_testing::patience::{PATIENCE, eventually};
 
 use crate::redo::log::{RedoLog, RoomPromise};
 use crate::{Error, Options, Store, Tree};
@@ -537,4 +538,73 @@ fn a_snapshot_of_a_dropped_tree_survives_a_close_that_fails() {
     assert!(snapshot.contains(&tree, &9_u32.to_be_bytes()).unwrap());
     drop(snapshot);
     store.close().unwrap();
+}
+
+/// What the callbacks of commits were told.
+#[derive(Debug, Default)]
+struct Told {
+    begun: AtomicUsize,
+    are_durable: Mutex<Vec<bool>>,
+}
+
+/// Commits, with a callback that takes some time.
+fn commit_then(store: &Store, tree: &Tree, number: u32, told: &Arc<Told>) {
+    let mut transaction = store.begin().unwrap();
+    transaction.put(tree, &number.to_be_bytes(), b"committed").unwrap();
+    let told = told.clone();
+    let slow = move |end: crate::Result<()>| {
+        told.begun.fetch_add(1, Ordering::Relaxed);
+        thread::sleep(Duration::from_millis(50));
+        told.are_durable.lock().unwrap().push(end.is_ok());
+    };
+    transaction.commit_then(slow).unwrap();
+}
+
+/// The store is poisoned, or has no room, or its log fails.
+#[test]
+fn no_callback_comes_after_a_close_that_fails() {
+    for why in ["poison", "no room", "log"] {
+        let (log, memory) = (log(64), Arc::new(MemoryDevice::new()));
+        let device = FaultyDevice::new(memory.clone(), 1).unwrap();
+        let plan = device.plan();
+        let store = Store::create_on(Arc::new(device), &options(&log, 1 << 20)).unwrap();
+        let tree = store.create_tree("tree").unwrap();
+        // The close writes pages before it makes the log durable.
+        let other = store.create_tree("other").unwrap();
+        put(&other, 1).unwrap();
+        let snapshot = store.snapshot().unwrap();
+        store.drop_tree("other").unwrap();
+        store.sync().unwrap();
+        let told = Arc::new(Told::default());
+        if why == "log" {
+            log.fail(SimulatedFault::Append, 1);
+        }
+        let commits = if why == "poison" { 3 } else { 1 };
+        (0..commits).for_each(|number| commit_then(&store, &tree, number, &told));
+        if why == "poison" {
+            store.core.pages.file.poison_for("a test");
+        } else {
+            plan.fail_always(Operation::Write, Fault::Error(Errno::NOSPC));
+            // On the log's thread, or else the close would run it.
+            eventually("the callback runs", || told.begun.load(Ordering::Relaxed) > 0);
+        }
+        assert!(store.clone().close().is_err());
+        let is_durable = why != "log";
+        let were_told = told.are_durable.lock().unwrap().clone();
+        assert_eq!(were_told, vec![is_durable; commits as usize], "{why}");
+        // A poisoned store is closed now, with its log.
+        assert_eq!(log.taken().load(Ordering::Relaxed), why == "no room", "{why}");
+        let crashed = Arc::new(log.crash());
+        let copy = Arc::new(MemoryDevice::from_snapshot(memory.snapshot()));
+        let found = Store::open_on(copy, &options(&crashed, 1 << 20)).unwrap();
+        let count = found.tree("tree").unwrap().entries().count() as u32;
+        assert!(!is_durable || count == commits, "{why}: {count}");
+        drop(snapshot);
+        if why == "no room" {
+            plan.clear();
+            commit_then(&store, &tree, 9, &told);
+            store.close().unwrap();
+            assert_eq!(*told.are_durable.lock().unwrap(), [true, true]);
+        }
+    }
 }

@@ -7,10 +7,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use vellum_log::{BLOCK_BYTES, Block, Durable, Log, LogDevice, LogError, Lsn, Written};
+use vellum_log::{BLOCK_BYTES, Block, Log, LogDevice, LogError, Lsn, Written};
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageId, PageRef};
 
+use super::callbacks::Callbacks;
 use super::files::LogFiles;
 use super::hold::LogHold;
 use super::pending::PendingPages;
@@ -78,6 +79,7 @@ pub(crate) struct RedoLog {
     places_held: AtomicU64,
     /// Asks for checkpoints.
     pub cut_signal: CutSignal,
+    callbacks: Callbacks,
 }
 
 /// The room that is kept for each change.
@@ -228,6 +230,7 @@ impl RedoLog {
             hold: Mutex::default(),
             places_held: AtomicU64::new(u64::MAX),
             cut_signal: CutSignal::default(),
+            callbacks: Callbacks::default(),
             log,
         }
     }
@@ -326,10 +329,27 @@ impl RedoLog {
 
     /// Calls `durable` when the record of this number is durable, or when it is unknown whether it
     /// will be.
-    pub(crate) fn on_durable(&self, lsn: u64, durable: Durable) {
-        match lsn < self.first {
-            true => durable(Ok(())),
-            false => self.log.on_durable(Lsn(lsn.wrapping_sub(self.begin)), durable),
+    pub(crate) fn on_durable(
+        &self,
+        lsn: u64,
+        durable: impl FnOnce(Result<(), LogError>) + Send + 'static,
+    ) {
+        if lsn < self.first {
+            return durable(Ok(()));
+        }
+        let callback = self.callbacks.begin();
+        let tell = move |done| callback.run(|| durable(done));
+        self.log.on_durable(Lsn(lsn.wrapping_sub(self.begin)), Box::new(tell));
+    }
+
+    /// Makes all records durable, if the log still can, and waits until the callbacks of their
+    /// commits have returned.
+    pub(crate) fn settle(&self, _freeze: &Freeze<'_>) {
+        let newest = self.newest();
+        let outcome = self.wait_durable(newest);
+        // A planted bug has the log say that records are durable whose callbacks wait.
+        if outcome.is_err() || newest < self.durable() {
+            self.callbacks.wait();
         }
     }
 

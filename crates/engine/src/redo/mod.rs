@@ -8,6 +8,7 @@
 #[cfg(test)]
 mod bad_records;
 mod by_page;
+mod callbacks;
 #[cfg(test)]
 mod faults;
 pub(crate) mod files;

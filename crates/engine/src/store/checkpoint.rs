@@ -328,18 +328,30 @@ impl StoreCore {
             Err(Error::ReadOnly) => Ok(()),
             _ => self.save_and_free_dropped_trees(freeze, checkpoints),
         };
+        if let (Err(_), Some(log)) = (&outcome, &self.pages.redo_log) {
+            // No callback of a commit shall come after the close.
+            log.settle(freeze);
+        }
         // If space or memory ran out, the caller can still save the changes. So the store stays
         // open, unless it is poisoned.
         if outcome.is_ok() || self.pages.check_writable().is_err() {
             self.pages.file.close();
         }
-        if outcome.is_ok() {
-            // All pages are saved and no change can begin. `StoreFormat::verify` looks at the mark
-            // of `close` after each read, and refuses pages that are read from now on. No write is
-            // under way: the checkpoint's sync waited for those, and found none that failed.
-            // First: the next process to open the file finds it without a log.
-            self.pages.redo_log.iter().for_each(|log| log.remove());
-            self.pages.device.unlock();
+        match &outcome {
+            Ok(()) => {
+                // All pages are saved and no change can begin. `StoreFormat::verify` looks at the
+                // mark of `close` after each read, and refuses pages that are read from now on. No
+                // write is under way: the checkpoint's sync waited for those, and found none that
+                // failed.
+                // First: the next process to open the file finds it without a log.
+                self.pages.redo_log.iter().for_each(|log| log.remove());
+                self.pages.device.unlock();
+            }
+            // The log stays for the recovery.
+            Err(_) if self.pages.file.is_closed() => {
+                self.pages.redo_log.iter().for_each(|log| log.stop());
+            }
+            Err(_) => {}
         }
         outcome
     }

@@ -284,6 +284,10 @@ impl Store {
     /// # Errors
     /// As [`sync`](Store::sync). After an error the store stays open, unless it is poisoned: the
     /// other handles go on and may close it again, and dropping the last one tries once more.
+    ///
+    /// Whatever this returns, the callbacks of all commits before it
+    /// ([`commit_then`](crate::Transaction::commit_then)) have returned, unless one of them, or
+    /// another function that the store runs, has called this.
     pub fn close(self) -> Result<()> {
         self.core.close()
     }

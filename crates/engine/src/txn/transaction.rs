@@ -576,6 +576,8 @@ impl Transaction {
     /// As [`commit`](Transaction::commit), but returns before the transaction is durable, and calls
     /// `durable` when it is, or when it is unknown whether it will be. So one thread can have many
     /// commits under way. `durable` runs on a thread of the log, or on this one, and must not wait.
+    /// A [`close`](crate::Store::close) that begins after this has returned ends after `durable`
+    /// has returned, also with an error.
     ///
     /// This asks for durability whatever the transaction's [`Durability`]. Without a log it waits
     /// for a sync of the store.
@@ -696,7 +698,7 @@ fn size(key: &[u8], value: &Option<Arc<[u8]>>) -> u64 {
 
 #[cold]
 fn call_when_durable(log: &RedoLog, lsn: u64, durable: impl FnOnce(Result<()>) + Send + 'static) {
-    log.on_durable(lsn, Box::new(|done| durable(done.map_err(not_durable))));
+    log.on_durable(lsn, |done| durable(done.map_err(not_durable)));
 }
 
 fn not_durable(cause: impl Into<Error>) -> Error {
