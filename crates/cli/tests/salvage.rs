@@ -132,3 +132,43 @@ fn a_store_with_its_log_is_refused_unless_it_is_asked_for() {
     assert!(!fs::exists(&new).unwrap());
     assert!(text(&["salvage", &store, &new, "--without-log"]).contains("2002 entries of 3 trees"));
 }
+
+/// The list of the trees is damaged, and perhaps the root of a tree.
+#[test]
+fn trees_whose_names_are_lost_are_copied() {
+    let folder = Folder::new();
+    let store = filled(&folder);
+    let main = ok(&["dump", &store, "--tree", "main"]);
+    let entries = |dump: Vec<u8>| String::from_utf8(dump).unwrap().replace("=lost-2\n", "=main\n");
+    let mut bytes = fs::read(&store).unwrap();
+    // The catalog is one leaf, and the first tree has an inner node: kinds 3 and 2.
+    for (round, (tree, kind)) in [(1_u32, 3), (2, 2)].into_iter().enumerate() {
+        let is_root = |page: &usize| {
+            bytes[page + 28..page + 32] == tree.to_le_bytes() && bytes[page + 36] == kind
+        };
+        let page = (2 * 4096..bytes.len()).step_by(8192).find(is_root).unwrap();
+        bytes[page + 100..page + 200].fill(0xa5);
+        fs::write(&store, &bytes).unwrap();
+        let new = folder.name(&format!("new {round}"));
+        let output = run(&["salvage", &store, &new, "--json"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("list of trees: ") && said.contains("is damaged"), "{said}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect(&said);
+        assert_eq!(
+            (&report["entries_saved"], &report["damaged_places"]),
+            (&2002.into(), &1.into())
+        );
+        assert_eq!(report["damaged_places_in_list_of_trees"], 1);
+        for (tree, name) in ["lost-2", "lost-3", "lost-4"].into_iter().enumerate() {
+            assert!(said.contains(&format!("tree '{name}': its name is lost")), "{said}");
+            let tree = &report["trees"][tree];
+            assert_eq!((&tree["name"], &tree["name_is_lost"]), (&name.into(), &true.into()));
+        }
+        assert_eq!(entries(ok(&["dump", &new, "--tree", "lost-2"])), entries(main.clone()));
+        assert!(text(&["check", &new]).contains("sound"));
+        let dump = ["dump", &store, "--salvage", "--tree", "lost-2"];
+        assert_eq!(entries(ok(&dump)), entries(main.clone()));
+        assert!(fails(&["dump", &store, "--salvage", "--tree", "main"]).contains("main"));
+    }
+}

@@ -69,6 +69,7 @@ pub use store::PoolView;
 pub use store::check::{CheckProgress, CheckReport};
 pub use store::compact::{CompactProgress, CompactReport};
 pub use store::options::Options;
+pub use store::salvage::{SalvagedTree, SalvagedTrees};
 pub use store::{Limits, Store, StoreStat};
 pub use tree::{
     BulkLoader, Cursor, Entries, ExtractIf, KeyRange, OwnedBulkLoader, OwnedValueReader,

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use common::{memory_store, options};
@@ -127,4 +128,120 @@ fn blobs_without_a_checksum_of_their_key_are_read() {
             false => assert!(value.unwrap_err().to_string().contains("another key")),
         }
     }
+}
+
+/// The numbers of the pages of a tree, of this kind.
+fn pages_of(image: &[u8], tree: u32, kind: u8) -> Vec<usize> {
+    let page = |number: &usize| &image[number * 4096..][..4096];
+    let is_of = |number: &usize| page(number)[28..32] == tree.to_le_bytes();
+    let numbers = (2..image.len() / 4096).filter(|number| page(number)[36] == kind);
+    numbers.filter(is_of).collect()
+}
+
+/// The name of a tree, whether that was lost, and its keys.
+type FoundTree = (String, bool, Vec<u32>);
+
+/// The trees that are found, and how much damage the catalog has.
+fn salvaged(image: Vec<u8>) -> (Vec<FoundTree>, usize) {
+    let store = open(image, &options(2000, 1).salvage(true));
+    let found = store.salvage_trees(&mut |_| ControlFlow::Continue(())).unwrap();
+    let trees = found.trees.iter().map(|tree| {
+        let mut numbers = Vec::new();
+        tree.salvage_readers(&mut |found| {
+            if let Ok((key, _)) = found {
+                numbers.push(u32::from_be_bytes(key.try_into().unwrap()));
+            }
+            true
+        });
+        (tree.name().to_string(), tree.is_lost(), numbers)
+    });
+    (trees.collect(), found.damage.len())
+}
+
+const LEAF: u8 = 3;
+const INNER: u8 = 2;
+
+/// Trees in a catalog of several leaves, of which one is damaged, or the root. The tree `big` has
+/// many leaves, and the others have one entry each. A tree that was dropped is not found.
+#[test]
+fn trees_whose_names_are_lost_are_found_by_their_pages() {
+    let (device, store) = memory_store(2000, 1);
+    let big = store.create_tree("big").unwrap();
+    let dropped = store.create_tree("dropped").unwrap();
+    (0..5000).for_each(|number: u32| {
+        big.insert(&number.to_be_bytes(), &[1; 100]).unwrap();
+        dropped.insert(&number.to_be_bytes(), &[1; 100]).unwrap();
+    });
+    for number in 4..300_u32 {
+        let tree = store.create_tree(&format!("small {number}")).unwrap();
+        tree.insert(&number.to_be_bytes(), b"").unwrap();
+    }
+    drop(dropped);
+    store.drop_tree("dropped").unwrap();
+    drop(big);
+    store.close().unwrap();
+    let whole = device.snapshot();
+    let (catalog, root) = (pages_of(&whole, 1, LEAF), pages_of(&whole, 1, INNER));
+    assert!(catalog.len() > 2 && root.len() == 1, "{catalog:?} {root:?}");
+    let mut lost = 0;
+    for damaged in catalog.iter().chain(&root) {
+        let mut image = whole.clone();
+        image[damaged * 4096 + 200] ^= 1;
+        // The root of a tree whose name may be lost, too.
+        let roots = pages_of(&whole, 2, INNER);
+        assert_eq!(roots.len(), 1);
+        for with_root in [true, false] {
+            if !with_root {
+                image[roots[0] * 4096 + 200] ^= 1;
+            }
+            let (trees, damage) = salvaged(image.clone());
+            assert_eq!((trees.len(), damage), (297, 1));
+            for (name, is_lost, found) in trees {
+                let (kind, number) = name.rsplit_once(['-', ' ']).unwrap_or((&name, "2"));
+                assert_eq!(is_lost, kind == "lost", "{name}");
+                lost += usize::from(is_lost);
+                match number.parse().unwrap() {
+                    2 if is_lost || with_root => assert!(found.iter().copied().eq(0..5000)),
+                    2 => assert_eq!(found, []),
+                    number => assert_eq!(found, [number]),
+                }
+            }
+        }
+    }
+    assert!(lost > 2 * 297, "{lost}");
+    let (trees, damage) = salvaged(whole);
+    assert!(trees.len() == 297 && damage == 0 && !trees.iter().any(|(_, is_lost, _)| *is_lost));
+}
+
+/// Pages of a lost tree that are missing are damage, in the place where their entries are missing.
+#[test]
+fn what_is_missing_of_a_lost_tree_is_named() {
+    let (device, store) = memory_store(2000, 1);
+    let tree = store.create_tree("tree").unwrap();
+    (0..5000_u32).for_each(|number| tree.insert(&number.to_be_bytes(), &[1; 100]).unwrap());
+    drop(tree);
+    store.close().unwrap();
+    let mut image = device.snapshot();
+    let leaves = pages_of(&image, 2, LEAF);
+    let damaged = [pages_of(&image, 1, LEAF), pages_of(&image, 2, INNER), vec![leaves[20]]];
+    for page in damaged.concat() {
+        image[page * 4096 + 200] ^= 1;
+    }
+    let store = open(image, &options(2000, 1).salvage(true));
+    assert!(store.trees().is_err());
+    assert_eq!(store.stat().unwrap().trees, 0);
+    let found = store.salvage_trees(&mut |_| ControlFlow::Continue(())).unwrap();
+    let (mut last, mut missing) = (None, Vec::new());
+    found.trees[0].salvage_readers(&mut |found| {
+        match found {
+            Ok((key, _)) => last = Some(u32::from_be_bytes(key.try_into().unwrap())),
+            Err(error) => missing.push((last, error.to_string())),
+        }
+        true
+    });
+    let [(Some(before), what)] = &missing[..] else { panic!("{missing:?}") };
+    assert!((100..4900).contains(before) && what.contains("no page has the keys"), "{missing:?}");
+    assert_eq!(last, Some(4999));
+    let mut breaks = |_| ControlFlow::Break(());
+    assert!(matches!(store.salvage_trees(&mut breaks), Err(Error::Cancelled)));
 }

@@ -3,7 +3,7 @@
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use vellum::{Store, ValueReader};
+use vellum::{Error, SalvagedTree, Store, Tree, ValueReader};
 
 use super::dump_format::{Encoding, Writer};
 use super::salvage;
@@ -63,15 +63,27 @@ pub fn run(arguments: &Arguments) -> Outcome {
 
 fn write_trees(arguments: &Arguments, store: &Store) -> Outcome {
     let path = &arguments.store.path;
-    let names = match &arguments.tree {
-        Some(name) => vec![name.clone()],
-        None => store.trees().at(path)?,
+    let trees = match (arguments.salvage, &arguments.tree) {
+        (true, name) => {
+            let (trees, _) = salvage::trees(store, path)?;
+            let is_wanted = |tree: &SalvagedTree| name.as_ref().is_none_or(|n| **n == *tree.name());
+            let wanted: Vec<_> = trees.into_iter().filter(is_wanted).map(Source::Damaged).collect();
+            if let (Some(name), true) = (name, wanted.is_empty()) {
+                return Err(Error::NoSuchTree(name.clone())).at(path);
+            }
+            wanted
+        }
+        (false, Some(name)) => vec![Source::Sound(store.tree(name).at(path)?)],
+        (false, None) => {
+            let tree = |name: String| Ok(Source::Sound(store.tree(&name)?));
+            store.trees().and_then(|names| names.into_iter().map(tree).collect()).at(path)?
+        }
     };
     let write = |sink: &mut dyn Write| {
         let encoding = if arguments.print { Encoding::Print } else { Encoding::ByteValue };
         let mut writer = Writer::new(BufWriter::with_capacity(1 << 16, sink), encoding);
-        for name in &names {
-            dump(store, name, arguments.salvage, &mut writer, path)?;
+        for tree in &trees {
+            dump(tree, &mut writer, path)?;
         }
         written(writer.finish())
     };
@@ -87,26 +99,29 @@ fn write_trees(arguments: &Arguments, store: &Store) -> Outcome {
     }
 }
 
-fn dump<W: Write>(
-    store: &Store,
-    name: &str,
-    salvage: bool,
-    writer: &mut Writer<W>,
-    path: &Path,
-) -> Outcome {
-    let tree = store.tree(name).at(path)?;
-    written(writer.begin(name))?;
-    if salvage {
-        salvage::entries(&tree, path, &mut |key, value| {
-            entry(writer, key, value, path).map(|()| None)
-        })?;
-    } else {
-        let mut cursor = tree.cursor();
-        while cursor.forward().at(path)? {
-            interrupt::check()?;
-            // The store is read-only, so the key still exists.
-            let Some(value) = tree.reader(cursor.key()).at(path)? else { continue };
-            entry(writer, cursor.key(), value, path)?;
+/// A tree to write.
+enum Source {
+    Sound(Tree),
+    Damaged(SalvagedTree),
+}
+
+fn dump<W: Write>(tree: &Source, writer: &mut Writer<W>, path: &Path) -> Outcome {
+    match tree {
+        Source::Damaged(tree) => {
+            written(writer.begin(&tree.name()))?;
+            salvage::entries(tree, path, &mut |key, value| {
+                entry(writer, key, value, path).map(|()| None)
+            })?;
+        }
+        Source::Sound(tree) => {
+            written(writer.begin(&tree.name()))?;
+            let mut cursor = tree.cursor();
+            while cursor.forward().at(path)? {
+                interrupt::check()?;
+                // The store is read-only, so the key still exists.
+                let Some(value) = tree.reader(cursor.key()).at(path)? else { continue };
+                entry(writer, cursor.key(), value, path)?;
+            }
         }
     }
     written(writer.end())

@@ -4,7 +4,7 @@ use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use vellum::{Error, Store, Tree, ValueReader};
+use vellum::{Error, SalvagedTree, SalvagedTrees, Store, ValueReader};
 
 use crate::error::{AtStore, Failure, Outcome, of_stream};
 use crate::interrupt;
@@ -22,6 +22,10 @@ Opens a store that is damaged, or that was not closed and has lost its log, and 
 that can be read. It skips damaged pages, and names each on standard error. It does not change
 STORE. NEW must not exist; it gets its name when it is complete and durable. Exit status: 0 if
 nothing was skipped, 1 if something was, or if there is no NEW; the last line says which.
+
+If the list of the trees is damaged, the command reads the whole file to find the others. A tree
+whose name is lost gets a name with its number, such as lost-17. If the store was not closed, that
+may be a tree that was dropped.
 
 It does not read a log. It refuses a store that was not closed and may have its log, unless you add
 --without-log: open the store before, as every other command does. Entries of pages from different
@@ -63,10 +67,10 @@ pub struct Found {
 pub fn run(arguments: &Arguments) -> Outcome {
     interrupt::watch()?;
     let (path, new) = (&arguments.store.path, &arguments.new);
-    if !arguments.without_log {
-        check_log(&arguments.store)?;
-    }
-    let trees = read(&arguments.store, |store| {
+    let copied = read(&arguments.store, |store| {
+        if !arguments.without_log {
+            check_log(store, path)?;
+        }
         let file = NewFile::create(new)?;
         let frames = store.stat().at(path)?.page_bytes / 4096;
         // No process uses the file before it is complete, so it needs no log. The close makes it
@@ -74,24 +78,22 @@ pub fn run(arguments: &Arguments) -> Outcome {
         let options = arguments.store.pool.options(Need::Pages.bytes(path));
         let options = options.page_frames(frames).log(false);
         let copy = Store::open_or_create(file.path(), &options).at(new)?;
-        let trees = close_after(copy, new, |copy| copy_trees(store, path, copy, new))?;
+        let copied = close_after(copy, new, |copy| copy_trees(store, path, copy, new))?;
         file.complete()?;
-        Ok(trees)
+        Ok(copied)
     })?;
-    report(arguments, &trees)
+    report(arguments, &copied)
 }
 
 /// Refuses a store that was not closed and has its log: recovery brings back more than salvage.
-fn check_log(store: &StoreArguments) -> Outcome {
-    let options = store.options(Need::Pages).read_only(true);
-    match Store::open(&store.path, &options) {
-        Err(Error::NeedsRecovery) => Err(Failure::message(format!(
+fn check_log(store: &Store, path: &Path) -> Outcome {
+    match store.needs_recovery() {
+        true => Err(Failure::message(format!(
             "{}: the store was not closed, and its log may have what the file has not: any command \
              that opens it recovers it, such as vellum check; if that fails, add --without-log",
-            store.path.display()
+            path.display()
         ))),
-        // Others say themselves what they find.
-        _ => Ok(()),
+        false => Ok(()),
     }
 }
 
@@ -104,15 +106,33 @@ pub fn read<T>(store: &StoreArguments, work: impl FnOnce(&Store) -> Outcome<T>) 
     close_after(store.open(|| Store::open(&store.path, &options))?, &store.path, work)
 }
 
-fn copy_trees(
-    store: &Store,
-    path: &Path,
-    copy: &Store,
-    new: &Path,
-) -> Outcome<Vec<(String, Found)>> {
-    let copied = store.trees().at(path)?.into_iter().map(|name| {
-        let tree = store.tree(&name).at(path)?;
-        let target = copy.create_tree(&name).at(new)?;
+/// The trees of a store that is open for salvage, and the number of damaged places in the list of
+/// them. Names these, and the trees whose names are lost, on standard error.
+///
+/// # Errors
+/// When the store cannot be read at all, and a signal.
+pub fn trees(store: &Store, path: &Path) -> Outcome<(Vec<SalvagedTree>, u64)> {
+    let found = store.salvage_trees(&mut |_| interrupt::flow());
+    interrupt::check()?;
+    let SalvagedTrees { trees, damage, .. } = found.at(path)?;
+    damage.iter().for_each(|error| say(&format!("list of trees: {error}")));
+    for tree in trees.iter().filter(|tree| tree.is_lost()) {
+        say(&format!("tree '{}': its name is lost", tree.name()));
+    }
+    Ok((trees, damage.len() as u64))
+}
+
+/// What was copied.
+struct Copied {
+    trees: Vec<(SalvagedTree, Found)>,
+    /// The damaged places in the list of trees.
+    damaged: u64,
+}
+
+fn copy_trees(store: &Store, path: &Path, copy: &Store, new: &Path) -> Outcome<Copied> {
+    let (trees, damaged) = trees(store, path)?;
+    let copied = trees.into_iter().map(|tree| {
+        let target = copy.create_tree(&tree.name()).at(new)?;
         let mut loader = target.bulk_loader().at(new)?;
         let found = entries(&tree, path, &mut |key, reader| {
             let mut value = Salvaged { reader, failed: false };
@@ -123,9 +143,9 @@ fn copy_trees(
             }
         })?;
         loader.finish().at(new)?;
-        Ok((name, found))
+        Ok((tree, found))
     });
-    copied.collect()
+    Ok(Copied { trees: copied.collect::<Outcome<_>>()?, damaged })
 }
 
 /// A value that may fail to be read a second time.
@@ -164,7 +184,7 @@ type TakeEntry<'t> = &'t mut dyn FnMut(&[u8], ValueReader<'_>) -> Outcome<Option
 ///
 /// # Errors
 /// Those of `entry`, and a signal.
-pub fn entries(tree: &Tree, path: &Path, entry: TakeEntry<'_>) -> Outcome<Found> {
+pub fn entries(tree: &SalvagedTree, path: &Path, entry: TakeEntry<'_>) -> Outcome<Found> {
     let (mut count, mut outcome) = (Found::default(), Ok(()));
     let name = tree.name();
     tree.salvage_readers(&mut |found| {
@@ -217,26 +237,36 @@ pub fn each_part(
     }
 }
 
-fn report(arguments: &Arguments, trees: &[(String, Found)]) -> Outcome {
+fn report(arguments: &Arguments, Copied { trees, damaged }: &Copied) -> Outcome {
     let sum = |of: fn(&Found) -> u64| trees.iter().map(|(_, found)| of(found)).sum::<u64>();
-    let (saved, damaged) = (sum(|found| found.saved), sum(|found| found.damaged));
+    let (saved, all_damaged) = (sum(|found| found.saved), sum(|found| found.damaged) + damaged);
     let shown = arguments.new.display();
     let mut output = Output::new();
     let written = if arguments.json {
-        let rows = trees.iter().map(|(name, Found { saved, damaged })| {
-            json!({ "name": name, "entries_saved": saved, "damaged_places": damaged })
+        let rows = trees.iter().map(|(tree, Found { saved, damaged })| {
+            json!({
+                "name": &*tree.name(),
+                "name_is_lost": tree.is_lost(),
+                "entries_saved": saved,
+                "damaged_places": damaged,
+            })
         });
         let rows: Vec<_> = rows.collect();
-        let report = json!({ "entries_saved": saved, "damaged_places": damaged, "trees": rows });
+        let report = json!({
+            "entries_saved": saved,
+            "damaged_places": all_damaged,
+            "damaged_places_in_list_of_trees": damaged,
+            "trees": rows,
+        });
         output.line(&report.to_string())
     } else {
         output.line(&format!("{shown}: {saved} entries of {} trees", trees.len()))
     };
     let written = written.and_then(|()| output.finish());
-    match damaged {
+    match all_damaged {
         0 => written,
         _ => Err(Failure::message(format!(
-            "{shown} is complete, without what was in {damaged} damaged places"
+            "{shown} is complete, without what was in {all_damaged} damaged places"
         ))),
     }
 }

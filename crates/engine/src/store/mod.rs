@@ -23,6 +23,7 @@ pub(crate) mod open;
 pub(crate) mod open_log;
 pub(crate) mod options;
 pub(crate) mod pages;
+pub(crate) mod salvage;
 pub(crate) mod unlinked;
 
 use std::path::Path;
@@ -311,12 +312,16 @@ impl Store {
         self.core.recovery
     }
 
-    /// Properties and statistics of the store.
+    /// Properties and statistics of the store. If it is open for salvage, only the trees that the
+    /// catalog can name count.
     ///
     /// # Errors
     /// Damage or a failed read.
     pub fn stat(&self) -> Result<StoreStat> {
-        let trees = self.trees()?.len() as u64;
+        let trees = match self.core.salvage {
+            true => self.core.salvage_catalog().0.len() as u64,
+            false => self.trees()?.len() as u64,
+        };
         let (core, header) = (&self.core, self.core.pages.header());
         let file_pages = core.pages.pool.file_pages();
         let (views, oldest_view) = core.pages.versions.views();

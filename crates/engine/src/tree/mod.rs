@@ -40,6 +40,7 @@ pub(crate) use lookup::Target;
 pub(crate) use move_pages::{Limit, Moves};
 pub use owned_streams::{OwnedBulkLoader, OwnedValueReader, OwnedValueWriter};
 pub use remove_many::ExtractIf;
+pub(crate) use salvage::Part;
 pub use salvage::{Visit, VisitReaders};
 pub use scan::{Cursor, Entries, KeyRange};
 pub(crate) use scan::{Direction, bounds_of, bounds_of_prefix, is_after_start, is_before_end};

@@ -5,6 +5,7 @@ use vellum_pool::PageRef;
 use super::lookup::LeafBytes;
 use super::{TreeRef, ValueReader};
 use crate::error::{Error, Result};
+use crate::key::Key;
 use crate::node::Node;
 use crate::page::blob::BlobRef;
 
@@ -31,6 +32,37 @@ impl KeyBounds<'_> {
     }
 }
 
+/// A node from which a salvage goes down: the root, or a node whose parent is lost. Its keys are
+/// between its fences.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub page: PageRef,
+    pub level: u8,
+    pub lower: Option<Key>,
+    pub upper: Option<Key>,
+}
+
+impl Part {
+    fn root(page: PageRef) -> Part {
+        Part { page, level: u8::MAX, lower: None, upper: None }
+    }
+
+    /// A node of a tree.
+    ///
+    /// # Errors
+    /// If the page is no node, or is damaged.
+    pub(crate) fn of(page: PageRef, bytes: &[u8]) -> Result<Part> {
+        let (torn, node) = (|torn| Error::torn(page, torn), Node::new(bytes));
+        let fence = |key: Option<&[u8]>| key.map(Key::from);
+        Ok(Part {
+            page,
+            level: node.level().map_err(torn)?,
+            lower: fence(node.lower().map_err(torn)?),
+            upper: fence(node.upper().map_err(torn)?),
+        })
+    }
+}
+
 impl TreeRef<'_> {
     /// Visits the readable entries of the tree in order, and skips damaged pages.
     ///
@@ -38,10 +70,35 @@ impl TreeRef<'_> {
     /// this tree, and those of its entries whose keys are between its ancestors' separators. So
     /// each visited entry was in the tree at some time, and is visited once.
     pub(crate) fn salvage_readers(self, visit: VisitReaders<'_>) {
+        self.salvage_parts(&[Part::root(self.root_page())], visit);
+    }
+
+    /// As [`salvage_readers`](Self::salvage_readers), for a tree of which only these parts are
+    /// left. They are sorted by their lower fences.
+    pub(crate) fn salvage_parts(self, parts: &[Part], visit: VisitReaders<'_>) {
         // A tree has no more pages than its file. If the walk visits more, references form a cycle.
         let mut pages_left = self.pages.pool.file_pages();
-        let all = KeyBounds(None, None);
-        self.salvage_node(self.root_page(), u8::MAX, all, &mut pages_left, visit);
+        // The walk has visited all keys up to this one.
+        let mut done: Option<&[u8]> = None;
+        for Part { page, level, lower, upper } in parts {
+            let (lower, upper) = (lower.as_deref(), upper.as_deref());
+            let keys = KeyBounds(lower.max(done), upper);
+            if !keys.is_possible() {
+                continue;
+            }
+            if lower > done && !visit(Err(Error::damaged(*page, "no page has the keys before it")))
+                || !self.salvage_node(*page, *level, keys, &mut pages_left, visit)
+            {
+                return;
+            }
+            if upper.is_none() {
+                return;
+            }
+            done = upper;
+        }
+        if let Some(last) = parts.last() {
+            visit(Err(Error::damaged(last.page, "no page has the keys after it")));
+        }
     }
 
     /// As [`salvage_readers`](Self::salvage_readers), with values as slices. A value that does not
