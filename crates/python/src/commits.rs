@@ -28,30 +28,39 @@ struct State {
     closed: bool,
 }
 
+/// A commit that was begun, whose end will be put on the list. A commit that fails, or that a panic
+/// ends, drops this, and has no end to wait for.
+pub(crate) struct Begun(Py<PyEnds>);
+
+impl Begun {
+    /// Puts the end on the list.
+    pub(crate) fn put(self, future: Py<PyAny>, end: Result<(), Error>) {
+        // The commit is under way until this is dropped.
+        lock(&self.0.get().state).ended.push((future, end));
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.0.get().change(|state| state.under_way -= 1);
+    }
+}
+
 impl PyEnds {
     fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut lock(&self.state));
         self.changed.notify_all();
     }
 
-    /// Notes that the end of one more commit will come. Returns false if the list is closed.
-    pub(crate) fn begin(&self) -> bool {
-        let mut state = lock(&self.state);
-        state.under_way += usize::from(!state.closed);
-        !state.closed
-    }
-
-    /// Puts the end of a commit that was begun on the list.
-    pub(crate) fn put(&self, future: Py<PyAny>, end: Result<(), Error>) {
-        self.change(|state| {
-            state.under_way -= 1;
-            state.ended.push((future, end));
-        });
-    }
-
-    /// A commit that was begun does not take place.
-    pub(crate) fn forget(&self) {
-        self.change(|state| state.under_way -= 1);
+    /// Notes that the end of one more commit will come. `None` if the list is closed.
+    pub(crate) fn begin(ends: Py<PyEnds>) -> Option<Begun> {
+        let mut state = lock(&ends.get().state);
+        if state.closed {
+            return None;
+        }
+        state.under_way += 1;
+        drop(state);
+        Some(Begun(ends))
     }
 }
 

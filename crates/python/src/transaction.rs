@@ -93,25 +93,24 @@ impl PyTransaction {
     /// cancelled. The callbacks of all futures run on one thread, and may use the store, but must
     /// not wait for such a future. Store.close() waits for the commits, and so does the end of the
     /// interpreter, for their callbacks as well. In the child of a fork its parent's futures never
-    /// end. Without a log the call itself waits for a sync of the store.
+    /// end. The handler of a signal may call this. The first call of a process raises RuntimeError
+    /// if the interpreter ends, and so does any call after all futures have ended: commit() works.
+    /// Without a log the call itself waits for a sync of the store.
     fn commit_future(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         check_process(self.process)?;
         let begun = py.import("vellum._commits")?.call_method0("begin")?;
         let (ends, future): (Py<PyEnds>, Py<PyAny>) = begun.extract()?;
-        // From here on no signal handler runs until the commit is counted and under way.
-        if !py.detach(|| ends.get().begin()) {
+        let result = future.clone_ref(py);
+        // Here no signal handler runs until the commit is counted and under way.
+        let is_begun = work(py, || {
+            let Some(begun) = PyEnds::begin(ends) else { return Ok(false) };
+            let open = lock(&self.transaction).take().ok_or(ENDED)?;
+            open.transaction.commit_then(move |end| begun.put(future, end))?;
+            Ok::<_, Failure>(true)
+        })?;
+        if !is_begun {
             return Err(PyRuntimeError::new_err("the interpreter ends: use commit()"));
         }
-        let (list, result) = (ends.clone_ref(py), future.clone_ref(py));
-        work(py, || {
-            let put = move |end| list.get().put(future, end);
-            let open = lock(&self.transaction).take().ok_or(ENDED);
-            let done = open.and_then(|open| Ok(open.transaction.commit_then(put)?));
-            if done.is_err() {
-                ends.get().forget();
-            }
-            done
-        })?;
         Ok(result)
     }
 

@@ -30,6 +30,34 @@ def commit(key):
 """
 
 
+# Has the next look at the clock fail that the thread has within the package's native part. Rust
+# panics then.
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+static __thread int fails;
+
+void fail_clock(void) { fails = 1; }
+
+int clock_gettime(clockid_t clock, struct timespec *time)
+{
+	int (*own)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+	Dl_info caller;
+
+	if (!fails || !dladdr(__builtin_return_address(0), &caller) ||
+	    !strstr(caller.dli_fname, "_native"))
+		return own(clock, time);
+	fails = 0;
+	errno = EINVAL;
+	return -1;
+}
+"""
+
+
 class Commits(InStore):
     def change(self, key, value=b"v", **options):
         transaction = self.store.begin(**options)
@@ -44,11 +72,14 @@ class Commits(InStore):
         self.assertEqual(len(unknown), 0)
         return [future.exception() for future in done]
 
-    def child(self, code):
+    def child(self, code, **environment):
         """Closes the store, and runs code that opens it."""
         self.store.close()
         arguments = [sys.executable, "-c", CHILD + code, self.path]
-        child = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE)
+        environment = os.environ | environment
+        child = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=PATIENCE, env=environment
+        )
         self.assertEqual(child.returncode, 0, child.stderr)
         return child.stdout
 
@@ -219,6 +250,67 @@ except KeyboardInterrupt:
 """)
         with Store.open(self.path) as store:
             self.assertEqual([key for key, _ in store.tree("t").range()], [b"b"])
+
+    def test_the_first_commit_may_not_come_at_the_end(self):
+        """No thread that sets its future would end in time."""
+        said = self.child("""
+def first():
+    transaction = store.begin()
+    transaction[tree].put(b"%d" % len(said), b"v")
+    try:
+        transaction.commit_future()
+    except RuntimeError as error:
+        transaction.commit()
+        said.append(error)
+        print(error)
+said = []
+late.append(first)
+atexit.register(first)
+""")
+        self.assertEqual(said, "the interpreter ends: use commit()\n" * 2)
+        with Store.open(self.path) as store:
+            self.assertEqual([key for key, _ in store.tree("t").range()], [b"0", b"1"])
+
+    def test_a_commit_in_the_handler_of_a_signal(self):
+        """The signal comes while the first commit starts its thread."""
+        said = self.child("""
+import threading
+own, futures = threading.Thread.start, []
+def start(thread):
+    threading.Thread.start = own
+    signal.raise_signal(signal.SIGUSR1)
+    own(thread)
+def handle(*_):
+    futures.append(commit(b"of the handler"))
+    print(futures[0].result(60))
+signal.alarm(60)
+signal.signal(signal.SIGUSR1, handle)
+threading.Thread.start = start
+futures.append(commit(b"interrupted"))
+print(futures[1].result(60))
+""")
+        self.assertEqual(said, "None\nNone\n")
+
+    def test_a_panic_in_a_commit_does_not_keep_the_process(self):
+        shim = self.path + ".so"
+        compile = ["cc", "-shared", "-fPIC", "-o", shim, "-xc", "-", "-ldl"]
+        subprocess.run(compile, input=CLOCK, text=True, check=True)
+        said = self.child("""
+import ctypes
+signal.alarm(60)
+commit(b"before").result(60)
+transaction = store.begin()
+transaction[tree].put(b"long", b"v" * 100_000)
+clock = ctypes.PyDLL(None)
+clock.fail_clock()
+try:
+    transaction.commit_future()
+except BaseException as panic:
+    print(type(panic).__name__)
+""", LD_PRELOAD=shim)
+        self.assertEqual(said, "PanicException\n")
+        with Store.open(self.path) as store:
+            self.assertEqual([key for key, _ in store.tree("t").range()], [b"before"])
 
     def test_a_log_that_fails(self):
         said = self.child("""

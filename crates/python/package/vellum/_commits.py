@@ -1,4 +1,4 @@
-"""The futures of Transaction.commit_future(), and the thread that sets them."""
+"""The futures of Transaction.commit_future(), and the threads that set them: one, or a few."""
 
 import atexit
 import logging
@@ -30,30 +30,35 @@ class _Commits:
     """Those of one process."""
 
     def __init__(self):
-        self._lock = threading.Lock()
+        # The handler of a signal may commit while its thread holds the lock. Then it starts a thread
+        # of its own.
+        self._lock = threading.RLock()
         self._ends = Ends()
-        self._thread = None
+        self._threads = []
 
     def begin(self):
         with self._lock:
-            if self._thread is None:
+            if not self._threads:
+                if not threading.main_thread().is_alive():
+                    # No thread can be started, or this process would not wait for it.
+                    raise RuntimeError("the interpreter ends: use commit()")
                 # A thread that is not a daemon would keep the process from its end.
                 thread = threading.Thread(
                     target=_set_all, args=(self._ends,), name="vellum-commits", daemon=True
                 )
                 thread.start()
-                self._thread = thread
+                self._threads.append(thread)
         future = Future()
         # A commit cannot be cancelled.
         future.set_running_or_notify_cancel()
         return self._ends, future
 
     def close(self):
-        """Waits until all futures are set. The thread ends before the interpreter does."""
+        """Waits until all futures are set. The threads end before the interpreter does."""
         with self._lock:
-            thread = self._thread
+            threads = self._threads
         self._ends.close()
-        if thread is not None:
+        for thread in threads:
             thread.join()
 
 

@@ -33,6 +33,8 @@ A transaction changes entries of any trees, all or none; a snapshot is a view th
 
 import io
 
+# Here, so that a commit in the handler of a signal never finds it half imported.
+import vellum._commits
 from vellum._native import (
     Check,
     Conflict,
