@@ -608,3 +608,66 @@ fn no_callback_comes_after_a_close_that_fails() {
         }
     }
 }
+
+/// A snapshot sees a value in pieces that a transaction, or a change by itself, removes, and the
+/// process dies.
+#[test]
+fn pages_of_a_removed_value_that_a_view_sees_are_not_lost_in_a_crash() {
+    for by_transaction in [false, true] {
+        let (log, memory) = (log(64), Arc::new(MemoryDevice::new()));
+        let store = Store::create_on(memory.clone(), &options(&log, 1 << 20)).unwrap();
+        let tree = store.create_tree("tree").unwrap();
+        let mut writer = tree.writer(b"long").unwrap();
+        writer.write_all(&[7; 400_000]).unwrap();
+        writer.finish().unwrap();
+        let snapshot = store.snapshot().unwrap();
+        if by_transaction {
+            let mut transaction = store.begin().unwrap();
+            assert!(transaction.remove(&tree, b"long").unwrap());
+            transaction.commit().unwrap();
+        } else {
+            assert!(tree.remove(b"long").unwrap());
+        }
+        let expect_none_lost = || {
+            store.sync().unwrap();
+            let copy = Arc::new(MemoryDevice::from_snapshot(memory.snapshot()));
+            let found = Store::open_on(copy, &options(&Arc::new(log.crash()), 1 << 20)).unwrap();
+            let report = found.check(&mut |_| ()).unwrap();
+            assert!(report.is_sound() && report.lost_pages == 0, "{by_transaction}: {report:?}");
+        };
+        expect_none_lost();
+        // Others do not get the places while the snapshot lives.
+        (0..100_u32).for_each(|key| _ = tree.upsert(&key.to_be_bytes(), &[3; 6000]).unwrap());
+        let mut value = Vec::new();
+        let mut reader = snapshot.reader(&tree, b"long").unwrap().unwrap();
+        reader.read_to_end(&mut value).unwrap();
+        assert!(value == [7; 400_000]);
+        drop(reader);
+        drop(snapshot);
+        (100..200_u32).for_each(|key| _ = tree.upsert(&key.to_be_bytes(), &[4; 6000]).unwrap());
+        expect_none_lost();
+    }
+}
+
+/// A close frees what was dropped before it knows whether the disk has room for the free map.
+#[test]
+fn a_snapshot_of_a_dropped_tree_is_refused_after_a_close_without_room_for_its_map() {
+    let device = FaultyDevice::new(MemoryDevice::new(), 1).unwrap();
+    let (log, plan) = (log(40), device.plan());
+    let store = Store::create_on(Arc::new(device), &options(&log, 64 << 20)).unwrap();
+    let (tree, other) = (store.create_tree("tree").unwrap(), store.create_tree("other").unwrap());
+    (0..1000).for_each(|key| put(&tree, key).unwrap());
+    put(&other, 1).unwrap();
+    let snapshot = store.snapshot().unwrap();
+    store.drop_tree("tree").unwrap();
+    store.core.pages.pool.write_dirty().unwrap();
+    plan.fail_always(Operation::Write, Fault::Error(Errno::NOSPC));
+    assert!(store.clone().close().is_err());
+    plan.clear();
+    let found = snapshot.contains(&tree, &9_u32.to_be_bytes());
+    assert!(matches!(found, Err(Error::NoSuchTree(_))), "{found:?}");
+    assert!(snapshot.contains(&other, &1_u32.to_be_bytes()).unwrap());
+    put(&other, 2).unwrap();
+    drop(snapshot);
+    store.close().unwrap();
+}

@@ -972,6 +972,13 @@ impl PageStore {
         let freed = match self.unlinked.has_readers(blob.page.id) {
             false => free_pages_of(self, tree, blob),
             true => pages_of(self, tree, blob).map(|pages| {
+                // A recovery has no readers, and must not lose the pages. The group has logged the
+                // page of a whole value.
+                if !blob.is_whole()
+                    && let Err(error) = self.log_freed(&record_ranges(pages.ranges()))
+                {
+                    tracing::debug!("a crash before the next checkpoint loses pages: {error}");
+                }
                 if let Some(pages) = self.unlinked.unlink(blob.page.id, pages) {
                     self.free_pages(pages);
                 }
