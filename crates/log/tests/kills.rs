@@ -24,11 +24,14 @@ const NEW: &str = "vellum-log-new.tmp";
 
 const THREADS: u64 = 3;
 
+/// The bytes of the log, at most.
+const MOST_BYTES: u64 = 1 << 20;
+
 /// Opens the log, and checks that each thread's records are there in order, without a gap. Returns
 /// each thread's last one, and where that is.
 fn open(folder: &Path, way: Way, in_flight: usize) -> (Log, BTreeMap<u64, (u64, Lsn)>) {
     let mut files = FileLogOptions::default();
-    (files.segment_bytes, files.most_bytes, files.way) = (64 << 10, 1 << 20, Some(way));
+    (files.segment_bytes, files.most_bytes, files.way) = (64 << 10, MOST_BYTES, Some(way));
     let device = Arc::new(FileLog::open(folder, &files).unwrap());
     let mut last = BTreeMap::new();
     let mut options = LogOptions::default();
@@ -59,12 +62,19 @@ fn child() {
     // A thread that has to wait for long still finds its newest record in the next life.
     let newest = |thread| AtomicU64::new(last.get(&thread).map_or(0, |(_, lsn)| lsn.0));
     let newest: Vec<_> = (0..THREADS).map(newest).collect();
+    let newest_of = |thread: u64| newest[thread as usize].load(Ordering::SeqCst);
+    let oldest = || (0..THREADS).map(newest_of).min().unwrap();
     thread::scope(|scope| {
         for thread in 0..THREADS {
             let (log, newest) = (&log, &newest);
             let first = last.get(&thread).map_or(0, |(last, _)| last + 1);
             scope.spawn(move || {
                 for number in first.. {
+                    // A thread that gets no processor keeps its newest record. The others leave
+                    // room for its next one, without which no trim would make any.
+                    while newest_of(thread) > oldest() + MOST_BYTES / 2 {
+                        thread::yield_now();
+                    }
                     let head = [thread, number].map(u64::to_le_bytes);
                     let parts = [head.as_flattened(), &content(thread, number)];
                     let lsn = loop {
@@ -77,8 +87,7 @@ fn child() {
                     let text = format!("\nack {thread} {number}\n");
                     std::io::stdout().lock().write_all(text.as_bytes()).unwrap();
                     newest[thread as usize].store(lsn.0, Ordering::SeqCst);
-                    let oldest = newest.iter().map(|lsn| lsn.load(Ordering::SeqCst)).min();
-                    log.trim(Lsn(oldest.unwrap())).unwrap();
+                    log.trim(Lsn(oldest())).unwrap();
                 }
             });
         }
