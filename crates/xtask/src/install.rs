@@ -10,7 +10,12 @@ use crate::setup;
 use crate::workspace::Outcome;
 
 /// The artifacts to build, and their packages.
-pub const PACKAGES: [&str; 3] = ["vellum-cli", "vellum-capi", "vellum-preload"];
+pub const PACKAGES: [&str; 4] =
+    ["vellum-cli", "vellum-capi", "vellum-preload", "vellum-aquila-ring0"];
+
+/// The library that moves programs to ring 0: an example, for cargo, which has a folder for these.
+const RING_0: &str = "libvellum_ring0.so";
+const EXAMPLE: [&str; 4] = ["--lib", "--bins", "--example", "vellum_ring0"];
 
 /// The names of the shared library for C: for the linker, for running programs, and with the whole
 /// version.
@@ -32,10 +37,11 @@ const FILES: [(&str, &str); 8] = [
 
 /// The installed files, for their removal: folders, and the prefixes and suffixes of the files'
 /// names. This includes files of other versions.
-const INSTALLED: [(&str, &str, &str); 9] = [
+const INSTALLED: [(&str, &str, &str); 10] = [
     ("bin", "vellum", ""),
     ("lib", "libvellum.", ""),
     ("lib/vellum", "libvellum_preload.so", ""),
+    ("lib/vellum", RING_0, ""),
     ("lib/pkgconfig", "vellum.pc", ""),
     ("share/man/man1", "vellum.1", ""),
     ("share/man/man1", "vellum-", ".1"),
@@ -96,6 +102,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         None => Artifacts::build(root, &build(options.dev))?,
     };
     let artifact = |name: &str| match &whole {
+        Some(built) if name == RING_0 => Ok(built.join("examples").join(name)),
         Some(built) => Ok(built.join(name)),
         None => built.find(name),
     };
@@ -106,7 +113,10 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     copy(&artifact(LIBRARY)?, &folder.join("lib").join(&library), 0o644)?;
     link(&library, &folder.join("lib").join(SONAME))?;
     link(SONAME, &folder.join("lib").join(LIBRARY))?;
-    for (name, below) in [("libvellum.a", "lib"), ("libvellum_preload.so", "lib/vellum")] {
+    let preloaded = "lib/vellum";
+    for (name, below) in
+        [("libvellum.a", "lib"), ("libvellum_preload.so", preloaded), (RING_0, preloaded)]
+    {
         copy(&artifact(name)?, &folder.join(below).join(name), 0o644)?;
     }
     for (from, to) in FILES {
@@ -124,6 +134,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
 fn build(dev: bool) -> Vec<&'static str> {
     let mut arguments = vec!["build"];
     arguments.extend(PACKAGES.iter().flat_map(|name| ["--package", *name]));
+    arguments.extend(EXAMPLE);
     arguments.extend((!dev).then_some("--release"));
     arguments
 }

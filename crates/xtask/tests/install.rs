@@ -39,7 +39,8 @@ fn installed_files_are_found_and_used() {
     let said = chore(&["install", "--dev"]);
     assert!(said.contains("\n  ldconfig ") && said.contains("systemctl enable"), "{said}");
 
-    for binary in ["bin/vellum", "lib/libvellum.so", "lib/vellum/libvellum_preload.so"] {
+    let preloaded = ["lib/vellum/libvellum_preload.so", "lib/vellum/libvellum_ring0.so"];
+    for binary in ["bin/vellum", "lib/libvellum.so"].into_iter().chain(preloaded) {
         let mut sections = Command::new("readelf");
         let sections = run(sections.args(["--sections", "--wide"]).arg(place.join(binary)));
         assert!(sections.contains(".text") && !sections.contains(".debug_info"), "{binary}");
