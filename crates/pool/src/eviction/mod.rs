@@ -49,6 +49,9 @@ pub(crate) struct Eviction {
     background: Background,
     /// Why the last write-back failed, until one succeeds.
     failure: Mutex<Option<String>>,
+    /// Candidates that misses have passed over: dirty ones, and those on the surface. The next
+    /// batch begins with them. At most as many as a batch has.
+    passed_over: Mutex<Vec<PageRef>>,
     /// How many batches the format has put off. While it rises, the pool is not exhausted.
     put_off: AtomicU64,
 }
@@ -87,6 +90,7 @@ impl Eviction {
             patience,
             background: Background { threads, ..Background::default() },
             failure: Mutex::new(None),
+            passed_over: Mutex::default(),
             put_off: AtomicU64::new(0),
         };
         eviction.note_capacity();
@@ -111,22 +115,22 @@ impl Eviction {
     pub(crate) fn reserve(&self, page: PageRef) -> Result<ReservedPage<'_>, PoolError> {
         match self.core.try_reserve(page, false) {
             Ok(reserved) => {
-                self.evict_ahead();
+                self.evict_ahead(page, true);
                 Ok(reserved)
             }
             Err(why) => self.reserve_by_evicting(page, why),
         }
     }
 
-    /// As [`reserve`](Eviction::reserve), but never evicts. `may_break` as for
-    /// [`Core::try_reserve`].
+    /// As [`reserve`](Eviction::reserve), but never evicts to get the frames. `may_break` as for
+    /// [`Core::try_reserve`]: false for a page that is only read ahead.
     pub(crate) fn try_reserve(
         &self,
         page: PageRef,
         may_break: bool,
     ) -> Result<ReservedPage<'_>, Unreserved> {
         let reserved = self.core.try_reserve(page, may_break);
-        self.evict_ahead();
+        self.evict_ahead(page, may_break && reserved.is_ok());
         reserved
     }
 
@@ -235,9 +239,7 @@ impl Eviction {
 
     /// Evicts one batch: up to `frames` frames, and up to the batch size in pages.
     pub(crate) fn evict_batch(&self, frames: u64) -> Evicted {
-        let batch = self.writer.batch();
-        let mut candidates = Vec::with_capacity(batch);
-        self.core.policy.candidates(&*self.core, frames, batch, &mut candidates);
+        let candidates = self.candidates(frames);
 
         let (clean, dirty) = self.hold_dirty(&candidates);
         let written = self.write(&dirty);
@@ -245,13 +247,42 @@ impl Eviction {
         self.release(&locked)
     }
 
-    /// Looks at a few candidates, and evicts those that are clean and in slots.
-    fn evict_few(&self) -> Evicted {
+    /// The candidates of a batch: those that misses have passed over, and others.
+    fn candidates(&self, frames: u64) -> Vec<PageRef> {
+        let batch = self.writer.batch();
+        let mut candidates = std::mem::take(&mut *lock(&self.passed_over));
+        // The pool may have become smaller.
+        candidates.truncate(batch);
+        let found: u64 = candidates.iter().map(|page| u64::from(page.frames)).sum();
+        if candidates.len() < batch && found < frames {
+            let mut others = Vec::with_capacity(batch - candidates.len());
+            let missing = (frames - found, batch - candidates.len());
+            self.core.policy.candidates(&*self.core, missing.0, missing.1, &mut others);
+            candidates.append(&mut others);
+        }
+        candidates
+    }
+
+    /// Looks at a few candidates, and evicts those that are clean and in slots. Leaves the others
+    /// to the next batch. None if there are enough for one.
+    fn evict_few(&self) -> Option<Evicted> {
         let core = &*self.core;
-        let mut candidates = Vec::with_capacity(FEW);
-        core.policy.candidates(core, u64::MAX, FEW, &mut candidates);
-        candidates.retain(|page| core.slot_of(page.id) > 0);
-        self.release(&self.lock_exclusively(&candidates, HeldPages::none(core), &[]))
+        let mut few = Vec::with_capacity(FEW);
+        core.policy.few_candidates(core, FEW, &mut few);
+        let costs_little = |page: &PageRef| {
+            let (_, seen) = core.look_at_known(*page);
+            seen.slot(core.slot_mask) > 0 && !seen.is_dirty()
+        };
+        let (few, mut others): (Vec<_>, Vec<_>) = few.into_iter().partition(costs_little);
+        let mut are_enough = false;
+        if !others.is_empty() {
+            let mut passed_over = lock(&self.passed_over);
+            passed_over.append(&mut others);
+            are_enough = passed_over.len() + FEW > self.writer.batch();
+        }
+        let evicted = self.release(&self.lock_exclusively(&few, HeldPages::none(core), &[]));
+        core.counters.add(Event::EvictInline, evicted.pages);
+        (!are_enough).then_some(evicted)
     }
 
     /// Step 1: sorts the candidates that are still marked into clean ones and dirty ones. Holds the
@@ -264,7 +295,7 @@ impl Eviction {
                 if !seen.is_dirty() {
                     clean.push(page);
                 } else if state.try_lock_shared(seen) {
-                    if self.core.is_of_this_length(page) {
+                    if self.core.policy.contains(page) {
                         dirty.push(page);
                     } else {
                         self.core.unlock_shared(page);
@@ -302,7 +333,7 @@ impl Eviction {
             let (state, seen) = self.core.look_at_known(page);
             if seen.state() == State::Marked && !seen.is_dirty() && state.try_lock(seen) {
                 // The page may have been freed since, and another page may have its place.
-                if !self.core.is_of_this_length(page) {
+                if !self.core.policy.contains(page) {
                     self.core.unlock(page, Leave::Unlocked, false);
                 } else {
                     locked.extend(self.placed(page));
@@ -349,28 +380,29 @@ impl Eviction {
         placed
     }
 
-    /// If frames run short, evicts a few clean pages, or wakes a background thread.
+    /// If frames run short for others after those of this page, evicts a few clean pages, or wakes
+    /// a background thread. `may_evict` is false if this thread does not wait for the page.
     #[inline]
-    pub(crate) fn evict_ahead(&self) {
+    fn evict_ahead(&self, page: PageRef, may_evict: bool) {
         if self.core.budget.available() < self.low()
             && self.background.asleep.load(Ordering::Relaxed)
         {
-            self.evict_few_or_wake_background();
+            self.evict_few_or_wake_background(page, may_evict);
         }
     }
 
     /// If the threads that miss use all processors, the background thread takes one of them from a
     /// thread in the midst of a miss, for as long as it evicts. So threads that miss evict what
-    /// costs less than waking that thread: a page in a slot takes no system call, and a clean page
-    /// no write.
+    /// costs less than waking that thread: a page in a slot takes no release, and a clean page no
+    /// write.
     #[cold]
-    fn evict_few_or_wake_background(&self) {
+    fn evict_few_or_wake_background(&self, page: PageRef, may_evict: bool) {
         let low = self.low();
         let slots_are_used = self.core.slots.as_ref().is_some_and(Slots::are_used);
-        if slots_are_used && self.core.budget.available() > low / 2 {
-            let evicted = self.evict_few();
-            self.core.counters.add(Event::EvictInline, evicted.pages);
-            if evicted.pages > 0 {
+        if may_evict && slots_are_used && self.core.budget.available() > low / 2 {
+            // If fewer leave than come, that is the background thread's part.
+            let enough = |evicted: Evicted| evicted.frames >= u64::from(page.frames);
+            if self.evict_few().is_some_and(enough) {
                 return;
             }
         }
@@ -622,13 +654,14 @@ mod tests {
         let pool = full_pool_by_table(2048, 1);
         pool.sync().unwrap();
         let free = evict_almost_to_the_mark(&pool);
-        for _ in 0..2000 {
+        // All pages are marked; new ones are not, and the search for a few candidates is short.
+        for _ in 0..1000 {
             drop(pool.allocate(1).unwrap());
             pool.sync().unwrap();
             assert!(pool.core.budget.available() >= free, "misses keep frames free");
         }
         assert!(background_sleeps(&pool), "no miss needed the background thread");
-        assert!(pool.stats().evictions_inline >= 1990);
+        assert!(pool.stats().evictions_inline >= 990);
     }
 
     #[test]
@@ -638,6 +671,35 @@ mod tests {
         drop(pool.allocate(1).unwrap());
         assert!(!background_sleeps(&pool), "it is to write and evict dirty pages");
         assert_eq!(pool.core.budget.available(), free - 1);
+    }
+
+    /// A policy proposes each page once. The pages that a miss leaves are the first of the next
+    /// batch.
+    #[test]
+    fn candidates_that_a_miss_passes_over_are_not_forgotten() {
+        let pool = full_pool_by_table(2048, 1);
+        evict_almost_to_the_mark(&pool);
+        let dirty = pool.core.dirty.count();
+        drop(pool.allocate(1).unwrap());
+        let passed_over = lock(&pool.eviction.passed_over).clone();
+        assert_eq!(passed_over.len(), FEW);
+        assert_eq!(pool.eviction.candidates(FEW as u64), passed_over);
+        *lock(&pool.eviction.passed_over) = passed_over.clone();
+        assert_eq!(pool.eviction.evict_batch(FEW as u64).pages, FEW as u64);
+        assert!(passed_over.iter().all(|page| !pool.is_resident(*page)));
+        assert!(lock(&pool.eviction.passed_over).is_empty() && pool.core.dirty.count() < dirty);
+    }
+
+    #[test]
+    fn a_page_that_is_read_ahead_makes_no_other_page_leave() {
+        let pool = full_pool_by_table(2048, 1);
+        pool.sync().unwrap();
+        evict_almost_to_the_mark(&pool);
+        let evictions = pool.stats().evictions;
+        let evicted = (0..2048).map(|id| PageRef::new(id, 1)).find(|page| !pool.is_resident(*page));
+        pool.prefetch(&[evicted.unwrap()]);
+        assert_eq!(pool.stats().evictions, evictions);
+        assert!(!background_sleeps(&pool));
     }
 
     #[test]
@@ -662,7 +724,7 @@ mod tests {
         assert!(!background.asleep.load(Ordering::Relaxed), "frames ran short");
         assert_eq!(lock(&background.state).wanted, 2 * pool.eviction.low());
         lock(&background.state).wanted = 0;
-        pool.eviction.evict_ahead();
+        pool.eviction.evict_ahead(PageRef::new(0, 1), true);
         assert_eq!(lock(&background.state).wanted, 0, "it is awake already");
         drop(pages);
     }

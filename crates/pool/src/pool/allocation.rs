@@ -432,7 +432,7 @@ impl Pool {
 
     /// Frees a resident page that the caller has locked.
     fn free_locked(&self, page: PageRef) -> Result<(), PoolError> {
-        if !self.core.is_of_this_length(page) {
+        if !self.core.policy.contains(page) {
             self.core.unlock(page, Leave::Unlocked, false);
             return Err(PoolError::WrongSize(page));
         }

@@ -1,14 +1,16 @@
-//! Clock with second chance over the resident pages (SIGMOD'23, section 3.4).
+//! Clock with second chance over the resident set (SIGMOD'23, section 3.4).
 //!
-//! The hand goes round the slots of the resident set, which has the pages on the surface, and then
-//! round the pool's slots, whose record has the pages in them. The hand marks each unlocked page
-//! that it finds, and proposes each page that is still marked. Every access clears the mark.
-//! Threads that evict at the same time share the hand: each thread looks at its own steps.
+//! The hand goes round the set's slots. The hand marks each unlocked page that it finds, and
+//! proposes each page that is still marked. Every access clears the mark. Threads that evict at the
+//! same time share the hand: each thread looks at the slots of its own steps.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{MarkOutcome, ReplacementPolicy, ResidentSet, Residents};
 use crate::page::PageRef;
+
+/// In the search for a few candidates the hand passes so many slots for each of them.
+const FEW_LOOKS: usize = 16;
 
 /// The default policy.
 #[derive(Debug)]
@@ -25,28 +27,12 @@ impl Clock {
 }
 
 impl Clock {
-    /// The places that the hand goes round.
-    fn positions(&self, residents: &dyn Residents) -> usize {
-        self.resident.slots() + residents.slot_positions()
-    }
-
-    fn page_at(&self, position: usize, residents: &dyn Residents) -> Option<PageRef> {
-        match position.checked_sub(self.resident.slots()) {
-            None => self.resident.at(position),
-            Some(in_slots) => residents.page_in_slot_at(in_slots),
-        }
-    }
-
     /// Moves the hand by one slot, or over all slots up to the next one that may have a page.
     /// Returns where the hand was, and how many slots it has jumped over from there.
-    fn step(&self, residents: &dyn Residents) -> (usize, usize) {
+    fn step(&self) -> (usize, usize) {
         let step = self.hand.fetch_add(1, Ordering::Relaxed);
-        let position = step % self.positions(residents);
-        let empty = match position.checked_sub(self.resident.slots()) {
-            None => self.resident.empty_from(position),
-            Some(in_slots) => residents.empty_slots_from(in_slots),
-        };
-        let empty = empty.saturating_sub(1);
+        let position = step % self.resident.slots();
+        let empty = self.resident.empty_from(position).saturating_sub(1);
         // If another thread has moved the hand meanwhile, that thread finds out by itself.
         let (now, beyond) = (step.wrapping_add(1), step.wrapping_add(1 + empty));
         let moved = empty > 0
@@ -55,6 +41,40 @@ impl Clock {
                 .compare_exchange(now, beyond, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok();
         (step, if moved { empty } else { 0 })
+    }
+}
+
+impl Clock {
+    /// Moves the hand until it has found candidates with so many frames, or so many of them, or has
+    /// passed so many slots.
+    fn search(
+        &self,
+        residents: &dyn Residents,
+        most: usize,
+        (frames, pages): (u64, usize),
+        candidates: &mut Vec<PageRef>,
+    ) {
+        let slots = self.resident.slots();
+        let mut found_frames = 0;
+        let mut first = None;
+        let mut passed = 0;
+        while passed < most {
+            let (step, empty) = self.step();
+            passed += 1 + empty;
+            // The hand, moved by all threads, can reach a page that is a candidate already only
+            // from its second round on.
+            let is_second_round = step.wrapping_sub(*first.get_or_insert(step)) >= slots;
+            let Some(page) = self.resident.at(step % slots) else { continue };
+            if residents.try_mark(page) == MarkOutcome::AlreadyMarked
+                && !(is_second_round && candidates.contains(&page))
+            {
+                found_frames += u64::from(page.frames);
+                candidates.push(page);
+                if candidates.len() >= pages || found_frames >= frames {
+                    return;
+                }
+            }
+        }
     }
 }
 
@@ -78,32 +98,18 @@ impl ReplacementPolicy for Clock {
         pages: usize,
         candidates: &mut Vec<PageRef>,
     ) {
-        let positions = self.positions(residents);
-        let mut found_frames = 0;
-        let mut first = None;
-        let mut passed = 0;
         // The first round marks all pages, and the second finds those that no thread has accessed.
-        while passed < 2 * positions {
-            let (step, empty) = self.step(residents);
-            passed += 1 + empty;
-            // The hand, moved by all threads, can reach a page that is a candidate already only
-            // from its second round on.
-            let is_second_round = step.wrapping_sub(*first.get_or_insert(step)) >= positions;
-            let Some(page) = self.page_at(step % positions, residents) else { continue };
-            if residents.try_mark(page) == MarkOutcome::AlreadyMarked
-                && !(is_second_round && candidates.contains(&page))
-            {
-                found_frames += u64::from(page.frames);
-                candidates.push(page);
-                if candidates.len() >= pages || found_frames >= frames {
-                    return;
-                }
-            }
-        }
+        let looks = 2 * self.resident.slots();
+        self.search(residents, looks, (frames, pages), candidates);
     }
 
-    fn looks_into_slots(&self) -> bool {
-        true
+    fn few_candidates(
+        &self,
+        residents: &dyn Residents,
+        pages: usize,
+        candidates: &mut Vec<PageRef>,
+    ) {
+        self.search(residents, FEW_LOOKS * pages, (u64::MAX, pages), candidates);
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(PageRef)) {
@@ -172,6 +178,21 @@ mod tests {
         }
         let distinct: HashSet<PageRef> = left.iter().copied().collect();
         assert_eq!(distinct.len(), 10, "each page was proposed once: {left:?}");
+    }
+
+    #[test]
+    fn the_search_for_a_few_candidates_is_short() {
+        let clock = Clock::new(1_000);
+        (0..1_000).for_each(|id| clock.admit(page(id)));
+        let marks = Marks::default();
+        let mut candidates = Vec::new();
+        clock.few_candidates(&marks, 4, &mut candidates);
+        assert!(candidates.is_empty());
+        let marked = marks.marked.borrow().len();
+        assert!((1..=4 * FEW_LOOKS).contains(&marked), "{marked} pages are marked");
+        (0..1_000).for_each(|id| _ = marks.try_mark(page(id)));
+        clock.few_candidates(&marks, 4, &mut candidates);
+        assert_eq!(candidates.len(), 4);
     }
 
     #[test]

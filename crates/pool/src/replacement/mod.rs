@@ -8,7 +8,6 @@
 mod clock;
 mod resident_set;
 mod s3_fifo;
-pub(crate) mod scattered_lines;
 
 use std::fmt;
 
@@ -26,8 +25,7 @@ pub enum Replacement {
     #[default]
     Clock,
     /// [`S3Fifo`]: keeps pages that are used repeatedly while scans and loops pass. A miss costs it
-    /// more, and it takes 26 bytes for each frame of the pool. Clock takes 12 for those of pages
-    /// that lie in no slot.
+    /// more, and it takes 26 bytes for each frame of the pool in place of 12.
     S3Fifo,
 }
 
@@ -56,23 +54,6 @@ pub enum MarkOutcome {
 pub trait Residents {
     /// Marks a page, as a clock's hand does, unless it is marked already or a thread holds it.
     fn try_mark(&self, page: PageRef) -> MarkOutcome;
-
-    /// The positions of an iteration over the pages that lie in slots (docs/translation.md); 0 in a
-    /// pool without slots.
-    fn slot_positions(&self) -> usize {
-        0
-    }
-
-    /// The page at a position of the iteration, if there is one.
-    fn page_in_slot_at(&self, _position: usize) -> Option<PageRef> {
-        None
-    }
-
-    /// How many positions without a page there are from this one on, as far as the pool knows
-    /// without a look at each.
-    fn empty_slots_from(&self, _position: usize) -> usize {
-        0
-    }
 }
 
 /// A replacement policy. Many threads call its methods at the same time.
@@ -101,10 +82,15 @@ pub trait ReplacementPolicy: Send + Sync + fmt::Debug + 'static {
         candidates: &mut Vec<PageRef>,
     );
 
-    /// Whether the policy finds the pages in slots by [`Residents::page_in_slot_at`], and needs no
-    /// memory for them. If so, the other methods are called for pages that lie in no slot only.
-    fn looks_into_slots(&self) -> bool {
-        false
+    /// As [`candidates`](Self::candidates), for a thread in the midst of a miss: proposes up to
+    /// `pages` pages, or none, and looks at so few pages that the miss takes hardly longer. By
+    /// default it proposes none, and another thread evicts.
+    fn few_candidates(
+        &self,
+        _residents: &dyn Residents,
+        _pages: usize,
+        _candidates: &mut Vec<PageRef>,
+    ) {
     }
 
     /// Visits every page that is resident during the whole call; others may or may not be visited.

@@ -32,7 +32,6 @@ use crate::sync::interleave;
 mod by_frame;
 mod by_page;
 mod protocol;
-mod residents;
 mod slot_check;
 
 use protocol::inner_pages;
@@ -116,7 +115,7 @@ impl Core {
     fn is_resident_head(&self, frame: PageRef) -> bool {
         let sight = self.look_at_known(frame);
         let is_held = sight.1.state() == State::Locked;
-        is_settled(sight) || is_held && self.is_admitted(self.whole(frame.id))
+        is_settled(sight) || is_held && self.policy.contains(self.whole(frame.id))
     }
 
     /// Gives a claimed page the slot that was reserved for it, if it lies in one. Returns the
@@ -267,6 +266,15 @@ impl Core {
         Ok(())
     }
 
+    /// Tells the policy that a page is resident: it has its memory, or gets it by write faults. The
+    /// caller holds the page exclusively and has taken its frames out of the budget.
+    pub(crate) fn admit(&self, page: PageRef) {
+        self.policy.admit(page);
+        if let (Some(huge), 0) = (&self.huge, self.held_slot(page)) {
+            huge.admit(page.range());
+        }
+    }
+
     /// Undoes the claim of a page that was not admitted: the page is without memory and unlocked.
     /// It gets back its state, and so do its inner frames: the reference to it may be wrong.
     pub(crate) fn unclaim(&self, page: PageRef, undo: Undo) {
@@ -280,6 +288,13 @@ impl Core {
             None => {}
             Some(slots) if slot == 0 => slots.end_loan(u64::from(page.frames)),
             Some(slots) => slots.give_back(slot),
+        }
+    }
+
+    /// Notes that a page which the caller holds exclusively leaves its slot, or with 0 the surface.
+    fn vacate(&self, page: PageRef, slot: u64) {
+        if let Some(slots) = &self.slots {
+            slots.vacate(slot, page.id);
         }
     }
 
@@ -379,7 +394,6 @@ impl Core {
         // and the other slot is this thread's; what optimistic readers read of it is discarded.
         unsafe { slots.address(from).copy_to_nonoverlapping(slots.address(to), bytes) };
         interleave();
-        slots.admit(to, page.id);
         slots.vacate(from, page.id);
         self.unlock(page, Leave::Unlocked, false);
         slots.give_back(from);
@@ -409,7 +423,8 @@ impl Core {
         if leave == Leave::Free {
             self.dirty.remove(page.id);
         }
-        self.protocol().end_release(self, placed, leave);
+        self.vacate(page, slot);
+        self.protocol().end_release(self, page, leave);
         self.give_back_frames(page, slot);
         Ok(())
     }

@@ -75,7 +75,7 @@ pub(super) trait Protocol {
     fn cancel_release(&self, core: &Core, page: PageRef, leave: Leave);
 
     /// The page's memory is gone: calls the page evicted or free, and its inner frames free.
-    fn end_release(&self, core: &Core, placed: PlacedPage, leave: Leave);
+    fn end_release(&self, core: &Core, page: PageRef, leave: Leave);
 }
 
 /// The outcome of an attempt to claim a page.
