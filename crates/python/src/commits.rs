@@ -1,9 +1,11 @@
 //! Commits that return before they are durable, as futures of Python.
 //!
 //! No thread of the log waits for the interpreter's lock. It puts each future and its end on a
-//! list, and a thread of Python (`package/vellum/_commits.py`) takes them from there.
+//! list, and a thread of Python (`package/vellum/_commits.py`) takes them from there. No thread of
+//! the log drops an object of Python either: without the interpreter's lock that takes a lock of
+//! PyO3's, which the child of a fork would find taken for ever.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use vellum::Error;
@@ -14,7 +16,10 @@ use crate::error;
 /// The ends of commits, on their way from the log to Python.
 #[pyclass(name = "Ends", module = "vellum._native", frozen)]
 #[derive(Debug, Default)]
-pub(crate) struct PyEnds {
+pub(crate) struct PyEnds(Arc<Ends>);
+
+#[derive(Debug, Default)]
+pub(crate) struct Ends {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -30,37 +35,44 @@ struct State {
 
 /// A commit that was begun, whose end will be put on the list. A commit that fails, or that a panic
 /// ends, drops this, and has no end to wait for.
-pub(crate) struct Begun(Py<PyEnds>);
+pub(crate) struct Begun(Arc<Ends>);
 
 impl Begun {
     /// Puts the end on the list.
     pub(crate) fn put(self, future: Py<PyAny>, end: Result<(), Error>) {
         // The commit is under way until this is dropped.
-        lock(&self.0.get().state).ended.push((future, end));
+        lock(&self.0.state).ended.push((future, end));
     }
 }
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        self.0.get().change(|state| state.under_way -= 1);
+        self.0.change(|state| state.under_way -= 1);
     }
 }
 
-impl PyEnds {
+impl Ends {
     fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut lock(&self.state));
         self.changed.notify_all();
     }
 
     /// Notes that the end of one more commit will come. `None` if the list is closed.
-    pub(crate) fn begin(ends: Py<PyEnds>) -> Option<Begun> {
-        let mut state = lock(&ends.get().state);
+    pub(crate) fn begin(self: &Arc<Self>) -> Option<Begun> {
+        let mut state = lock(&self.state);
         if state.closed {
             return None;
         }
         state.under_way += 1;
         drop(state);
-        Some(Begun(ends))
+        Some(Begun(self.clone()))
+    }
+}
+
+impl PyEnds {
+    /// The list, for threads without the interpreter's lock.
+    pub(crate) fn list(&self) -> Arc<Ends> {
+        self.0.clone()
     }
 }
 
@@ -78,7 +90,7 @@ impl PyEnds {
             let is_idle = |state: &mut State| {
                 state.ended.is_empty() && !(state.closed && state.under_way == 0)
             };
-            let state = self.changed.wait_while(lock(&self.state), is_idle);
+            let state = self.0.changed.wait_while(lock(&self.0.state), is_idle);
             std::mem::take(&mut state.unwrap_or_else(PoisonError::into_inner).ended)
         });
         let ends = ended.into_iter();
@@ -87,6 +99,6 @@ impl PyEnds {
 
     /// Takes no more commits, and lets wait() return when none is under way.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.change(|state| state.closed = true));
+        py.detach(|| self.0.change(|state| state.closed = true));
     }
 }

@@ -100,10 +100,10 @@ impl PyTransaction {
         check_process(self.process)?;
         let begun = py.import("vellum._commits")?.call_method0("begin")?;
         let (ends, future): (Py<PyEnds>, Py<PyAny>) = begun.extract()?;
-        let result = future.clone_ref(py);
+        let (list, result) = (ends.get().list(), future.clone_ref(py));
         // Here no signal handler runs until the commit is counted and under way.
         let is_begun = work(py, || {
-            let Some(begun) = PyEnds::begin(ends) else { return Ok(false) };
+            let Some(begun) = list.begin() else { return Ok(false) };
             let open = lock(&self.transaction).take().ok_or(ENDED)?;
             open.transaction.commit_then(move |end| begun.put(future, end))?;
             Ok::<_, Failure>(true)
