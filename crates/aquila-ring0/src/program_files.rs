@@ -1,8 +1,8 @@
 //! Files that a program as it is maps for reading: those that the rules take are in the cache.
 //!
 //! The kernel maps the file at the same addresses. Ring 0 does not see that mapping, because the
-//! guest has tables of its own there. But handlers of signals do, system calls, children, and all
-//! else that runs in ring 3. Both have the bytes of the file, which nobody changes.
+//! guest has tables of its own there. But all that runs in ring 3 does: handlers of signals, system
+//! calls, children. Both have the same bytes as long as no process changes the file.
 //!
 //! Invariant: addresses of managed ranges are never the program's to change. Calls for them end
 //! here. What it has mapped stays accessible in ring 0 until it has unmapped the last page of it.

@@ -90,12 +90,13 @@ impl PyTransaction {
     ///
     /// An exception of this call is one of the commit: nothing has changed. The future has an
     /// OSError if it is unknown whether the changes, which are made, are durable. It cannot be
-    /// cancelled. The callbacks of all futures run on one thread, and may use the store, but must
-    /// not wait for such a future. Store.close() waits for the commits, and so does the end of the
-    /// interpreter, for their callbacks as well. In the child of a fork its parent's futures never
-    /// end. The handler of a signal may call this. The first call of a process raises RuntimeError
-    /// if the interpreter ends, and so does any call after all futures have ended: commit() works.
-    /// Without a log the call itself waits for a sync of the store.
+    /// cancelled. The callbacks of futures run on one thread, or on a few if a handler of a signal
+    /// has committed. They may use the store, but must not wait for such a future. Store.close()
+    /// waits for the commits, and so does the end of the interpreter, for their callbacks as well.
+    /// In the child of a fork its parent's futures never end. The handler of a signal may call
+    /// this. The first call of a process raises RuntimeError if the interpreter ends, and so does
+    /// any call after all futures have ended: commit() works. Without a log the call itself waits
+    /// for a sync of the store.
     fn commit_future(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         check_process(self.process)?;
         let begun = py.import("vellum._commits")?.call_method0("begin")?;

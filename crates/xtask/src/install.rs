@@ -13,9 +13,10 @@ use crate::workspace::Outcome;
 pub const PACKAGES: [&str; 4] =
     ["vellum-cli", "vellum-capi", "vellum-preload", "vellum-aquila-ring0"];
 
-/// The library that moves programs to ring 0: an example, for cargo, which has a folder for these.
+/// The library that moves programs to ring 0. Cargo builds it as an example, in a folder for these.
 const RING_0: &str = "libvellum_ring0.so";
-const EXAMPLE: [&str; 4] = ["--lib", "--bins", "--example", "vellum_ring0"];
+/// What cargo builds of the packages.
+const TARGETS: [&str; 4] = ["--lib", "--bins", "--example", "vellum_ring0"];
 
 /// The names of the shared library for C: for the linker, for running programs, and with the whole
 /// version.
@@ -134,7 +135,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
 fn build(dev: bool) -> Vec<&'static str> {
     let mut arguments = vec!["build"];
     arguments.extend(PACKAGES.iter().flat_map(|name| ["--package", *name]));
-    arguments.extend(EXAMPLE);
+    arguments.extend(TARGETS);
     arguments.extend((!dev).then_some("--release"));
     arguments
 }

@@ -4,9 +4,9 @@
 //! the dirty ones shared; write those; lock all exclusively, and skip pages that are in use;
 //! release their memory with one call; call them evicted.
 //!
-//! Some frames stay free. If fewer are, a miss evicts a few clean pages itself where that takes no
-//! system call, which is in slots, and wakes a background thread otherwise. A thread that finds no
-//! free frame evicts a batch itself.
+//! Some frames stay free. If fewer are, a miss evicts a few clean pages in slots itself, whose
+//! memory the kernel need not release. If there are too few of these, the miss wakes a background
+//! thread. A thread that finds no free frame evicts a batch itself.
 
 pub(crate) mod frame_budget;
 pub(crate) mod write_back;
@@ -50,7 +50,7 @@ pub(crate) struct Eviction {
     /// Why the last write-back failed, until one succeeds.
     failure: Mutex<Option<String>>,
     /// Candidates that misses have passed over: dirty ones, and those on the surface. The next
-    /// batch begins with them. At most as many as a batch has.
+    /// batch begins with them, and comes when they are as many as it has.
     passed_over: Mutex<Vec<PageRef>>,
     /// How many batches the format has put off. While it rises, the pool is not exhausted.
     put_off: AtomicU64,
@@ -250,10 +250,14 @@ impl Eviction {
     /// The candidates of a batch: those that misses have passed over, and others.
     fn candidates(&self, frames: u64) -> Vec<PageRef> {
         let batch = self.writer.batch();
-        let mut candidates = std::mem::take(&mut *lock(&self.passed_over));
-        // The pool may have become smaller.
-        candidates.truncate(batch);
-        let found: u64 = candidates.iter().map(|page| u64::from(page.frames)).sum();
+        let (mut candidates, mut found) = (Vec::with_capacity(batch), 0);
+        let mut passed_over = lock(&self.passed_over);
+        while candidates.len() < batch && found < frames {
+            let Some(page) = passed_over.pop() else { break };
+            found += u64::from(page.frames);
+            candidates.push(page);
+        }
+        drop(passed_over);
         if candidates.len() < batch && found < frames {
             let mut others = Vec::with_capacity(batch - candidates.len());
             let missing = (frames - found, batch - candidates.len());
@@ -683,8 +687,9 @@ mod tests {
         drop(pool.allocate(1).unwrap());
         let passed_over = lock(&pool.eviction.passed_over).clone();
         assert_eq!(passed_over.len(), FEW);
-        assert_eq!(pool.eviction.candidates(FEW as u64), passed_over);
-        *lock(&pool.eviction.passed_over) = passed_over.clone();
+        let mut first = pool.eviction.candidates(1);
+        assert_eq!(first, passed_over[FEW - 1..]);
+        lock(&pool.eviction.passed_over).append(&mut first);
         assert_eq!(pool.eviction.evict_batch(FEW as u64).pages, FEW as u64);
         assert!(passed_over.iter().all(|page| !pool.is_resident(*page)));
         assert!(lock(&pool.eviction.passed_over).is_empty() && pool.core.dirty.count() < dirty);

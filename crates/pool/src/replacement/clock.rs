@@ -24,9 +24,7 @@ impl Clock {
     pub fn new(frames: u64) -> Clock {
         Clock { resident: ResidentSet::new(frames), hand: AtomicUsize::new(0) }
     }
-}
 
-impl Clock {
     /// Moves the hand by one slot, or over all slots up to the next one that may have a page.
     /// Returns where the hand was, and how many slots it has jumped over from there.
     fn step(&self) -> (usize, usize) {
@@ -42,9 +40,7 @@ impl Clock {
                 .is_ok();
         (step, if moved { empty } else { 0 })
     }
-}
 
-impl Clock {
     /// Moves the hand until it has found candidates with so many frames, or so many of them, or has
     /// passed so many slots.
     fn search(
