@@ -152,9 +152,18 @@ struct Shared {
 struct State {
     /// Zeroed files, as far as this handle knows: length and name.
     known: BTreeSet<(u64, OsString)>,
+    /// How many files the filler has added to the known ones.
+    added: u64,
     woken: bool,
     ends: bool,
     failure: Option<String>,
+}
+
+impl State {
+    fn add(&mut self, length: u64, name: OsString) {
+        self.known.insert((length, name));
+        self.added += 1;
+    }
 }
 
 impl ZeroPool {
@@ -491,12 +500,20 @@ impl Shared {
         wanted.find(|(length, count)| ready(**length) < **count).map(|(length, _)| *length)
     }
 
-    /// Finds out which files are ready.
+    /// Finds out which files are ready. Reads the folder again if the filler has added a file
+    /// meanwhile: else that file would not be known, and the filler would zero another one.
     fn look(&self) -> Result<()> {
-        let names = names_in(&self.ready)?;
-        let known = names.into_iter().filter_map(|name| Some((length_in(&name)?, name)));
-        self.state().known = known.collect();
-        Ok(())
+        let mut added = self.state().added;
+        loop {
+            let names = names_in(&self.ready)?;
+            let mut state = self.state();
+            if state.added == added {
+                let known = names.into_iter().filter_map(|name| Some((length_in(&name)?, name)));
+                state.known = known.collect();
+                return Ok(());
+            }
+            added = state.added;
+        }
     }
 
     fn ready_bytes(&self) -> u64 {
@@ -664,7 +681,7 @@ impl Filler {
         let zeroed = self.zero(&found, length);
         unlock(&found.file);
         match zeroed {
-            Ok(Some(name)) => _ = shared.state().known.insert((length, name)),
+            Ok(Some(name)) => shared.state().add(length, name),
             failed => {
                 let _ = fs::remove_file(&found.path);
                 failed?;

@@ -152,6 +152,19 @@ fn files_of_earlier_boots_are_removed() {
     }
 }
 
+#[test]
+fn a_full_pool_gets_no_more_files() {
+    let folder = folder();
+    let path = folder.path().join("pool");
+    for round in 1..=300 {
+        let pool = ZeroPool::fill(&path, &options(&[(4096, round)])).unwrap();
+        // Looks all the time, also when the filler adds the last file.
+        while pool.stat().unwrap().ready_files < u64::from(round) {}
+        drop(pool);
+        assert_eq!(names(&ready_folder(&path)).len(), round as usize);
+    }
+}
+
 fn make_private(folder: &Path) {
     fs::create_dir(folder).unwrap();
     fs::set_permissions(folder, Permissions::from_mode(0o700)).unwrap();
