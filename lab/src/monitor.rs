@@ -10,7 +10,7 @@ use std::time::Duration;
 const PROMPT: &[u8] = b"(qemu) ";
 
 /// The time for an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The name of the monitor's socket, which is in no file system: a path may be too long for a
 /// socket. A lab runs one machine at a time.

@@ -251,12 +251,13 @@ pub mod launch {
     use std::sync::OnceLock;
 
     use rustix::io::Errno;
+    use vellum_interpose::Request;
 
     use super::{Place, VirtualMachine};
     use crate::entry::PAGE;
     use crate::error::{Error, Result};
     use crate::message::say;
-    use crate::program_files::{ProgramFiles, Request};
+    use crate::program_files::ProgramFiles;
     use crate::sys::keeping_errno;
 
     /// `main`.

@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, readlink};
 use rustix::io::Errno;
 use vellum_aquila_core::Advice;
+use vellum_interpose::{Request, Rules};
 
 use crate::cache::Replacement;
 use crate::entry::PAGE;
@@ -27,87 +28,10 @@ use crate::sys::may_be_written;
 /// Bytes of the cache if the environment does not say them.
 const USUAL: u64 = 256 << 20;
 
-/// Flags of a mapping that make no difference here.
-const HARMLESS: i32 =
-    libc::MAP_SHARED | libc::MAP_PRIVATE | libc::MAP_POPULATE | libc::MAP_NORESERVE;
-
-/// Which files are taken.
-#[derive(Debug)]
-struct Rules {
-    patterns: Vec<Vec<u8>>,
-    minimum: Option<u64>,
-}
-
-impl Rules {
-    fn take(&self, length: u64, path: impl FnOnce() -> Option<Vec<u8>>) -> bool {
-        if self.minimum.is_some_and(|minimum| length >= minimum) {
-            return true;
-        }
-        !self.patterns.is_empty()
-            && path().is_some_and(|path| self.patterns.iter().any(|like| matches(like, &path)))
-    }
-}
-
-/// Whether a path matches a pattern: `*` stands for any bytes, `?` for one.
-fn matches(pattern: &[u8], path: &[u8]) -> bool {
-    let (mut at, mut from) = (0, 0);
-    // Where to go on if the last star must stand for one byte more.
-    let mut star = None;
-    while from < path.len() {
-        match pattern.get(at) {
-            Some(b'*') => {
-                star = Some((at + 1, from));
-                at += 1;
-                continue;
-            }
-            Some(byte) if *byte == b'?' || *byte == path[from] => at += 1,
-            _ => match star {
-                Some((after, taken)) => {
-                    star = Some((after, taken + 1));
-                    (at, from) = (after, taken);
-                }
-                None => return false,
-            },
-        }
-        from += 1;
-    }
-    pattern[at..].iter().all(|byte| *byte == b'*')
-}
-
 /// What two ranges have in common.
 fn common(one: &Range<u64>, other: &Range<u64>) -> Option<Range<u64>> {
     let both = one.start.max(other.start)..one.end.min(other.end);
     (!both.is_empty()).then_some(both)
-}
-
-/// The arguments of `mmap`, without the address.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
-    pub(crate) length: usize,
-    pub(crate) rights: i32,
-    pub(crate) flags: i32,
-    pub(crate) file: i32,
-    pub(crate) offset: i64,
-}
-
-impl Request {
-    /// Whether it maps a file for reading, as far as the arguments tell.
-    pub(crate) fn is_for_reading(&self) -> bool {
-        let Self { length, rights, flags, file, offset } = *self;
-        file >= 0
-            && length > 0
-            && rights == libc::PROT_READ
-            && flags & !HARMLESS == 0
-            && offset >= 0
-            && offset % PAGE as i64 == 0
-    }
-
-    /// The bytes of the file, in whole pages.
-    fn bytes(&self) -> Option<Range<u64>> {
-        let start = self.offset.cast_unsigned();
-        let end = start.checked_add(self.length as u64)?;
-        Some(start..end.checked_next_multiple_of(PAGE as u64)?)
-    }
 }
 
 /// A file in a managed range.
@@ -150,11 +74,8 @@ impl ProgramFiles {
     /// When a value is wrong, or there can be no cache.
     pub(crate) fn of_environment(guest: &'static Guest) -> Result<Option<Self>> {
         let variable = |name: &str| std::env::var(name).unwrap_or_default();
-        let patterns = variable("VELLUM_AQUILA");
-        let patterns = patterns.split(':').filter(|pattern| !pattern.is_empty());
-        let patterns: Vec<_> = patterns.map(|pattern| pattern.as_bytes().to_vec()).collect();
-        let minimum = variable("VELLUM_AQUILA_MIN").parse().ok();
-        if patterns.is_empty() && minimum.is_none() {
+        let rules = Rules::of_environment(Rules::OF_CACHES);
+        if rules.are_none() {
             return Ok(None);
         }
         let wrong = || Error::of("reading the settings of the cache", Errno::INVAL);
@@ -170,8 +91,7 @@ impl ProgramFiles {
             _ => return Err(wrong()),
         };
         let cache = Cache::new(guest, guest.make_cache(frames, replacement)?);
-        let (rules, views) = (Rules { patterns, minimum }, Mutex::default());
-        Ok(Some(Self { guest, cache, rules, views }))
+        Ok(Some(Self { guest, cache, rules, views: Mutex::default() }))
     }
 
     fn views(&self) -> MutexGuard<'_, Vec<View>> {
@@ -265,53 +185,5 @@ impl ProgramFiles {
     pub(crate) fn have(&self, range: &Range<u64>) -> bool {
         let within = |part: &Range<u64>| part.start <= range.start && range.end <= part.end;
         self.views().iter().any(|view| view.parts.iter().any(within))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn patterns_are_of_whole_paths() {
-        for (pattern, path) in [
-            ("/models/a.gguf", "/models/a.gguf"),
-            ("*.gguf", "/models/a.gguf"),
-            ("/m*s/?.gg*f", "/models/a.gguf"),
-            ("*a*b*", "/a/a/b"),
-            ("**", ""),
-        ] {
-            assert!(matches(pattern.as_bytes(), path.as_bytes()), "{pattern} {path}");
-        }
-        let bad = [("a", "/a"), ("/a", "/ab"), ("*.gguf", "/a.gguf2"), ("?", ""), ("*a*b", "/b/a")];
-        for (pattern, path) in bad {
-            assert!(!matches(pattern.as_bytes(), path.as_bytes()), "{pattern} {path}");
-        }
-        let many = "*a".repeat(200);
-        assert!(!matches(many.as_bytes(), "a".repeat(199).as_bytes()));
-    }
-
-    #[test]
-    fn only_reading_a_file_goes_through_the_cache() {
-        let good = Request {
-            length: 1,
-            rights: libc::PROT_READ,
-            flags: libc::MAP_SHARED,
-            file: 3,
-            offset: 8192,
-        };
-        assert!(good.is_for_reading() && good.bytes() == Some(8192..12_288));
-        for bad in [
-            Request { length: 0, ..good },
-            Request { rights: libc::PROT_READ | libc::PROT_WRITE, ..good },
-            Request { rights: libc::PROT_NONE, ..good },
-            Request { flags: libc::MAP_SHARED | libc::MAP_FIXED, ..good },
-            Request { file: -1, ..good },
-            Request { offset: 100, ..good },
-            Request { offset: -4096, ..good },
-        ] {
-            assert!(!bad.is_for_reading(), "{bad:?}");
-        }
-        assert_eq!(Request { length: usize::MAX, ..good }.bytes(), None);
     }
 }

@@ -1,8 +1,9 @@
 //! Programs as they are, which the launcher's library moves to ring 0: they must print what they
 //! print alone, and end as they end alone.
 //!
-//! The library and the programs are those next to the test, or those of cargo's build. What is not
-//! there is left out, with a message. The lab's `--file` brings more programs along.
+//! The library and the programs are those next to the test, where the lab puts them, or those of
+//! cargo's build and of this machine. `VELLUM_RING0` says that the library, a shell, filters and a
+//! database must be there; without it, and for other programs, what is missing is left out.
 #![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)] // of what the tests share
 // In tests, unwrap is the assertion.
@@ -23,6 +24,16 @@ fn say(text: &str) {
     std::io::stderr().write_all(text.as_bytes()).unwrap();
 }
 
+/// Fails if this is a machine where nothing may be missing.
+#[track_caller]
+fn missing(what: &str) {
+    assert!(std::env::var_os("VELLUM_RING0").is_none(), "no {what}");
+    say(&format!("left out: no {what}\n"));
+}
+
+/// The lab does not bring it along: it has too many files.
+const PYTHON: &str = "python3";
+
 fn folder() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
@@ -33,7 +44,7 @@ fn library() -> Option<PathBuf> {
     let candidates = ["libvellum_ring0.so", "../examples/libvellum_ring0.so"];
     let found = candidates.map(|name| folder().join(name)).into_iter().find(|path| path.exists());
     if found.is_none() {
-        say("skipped: no libvellum_ring0.so: cargo build -p vellum-aquila-ring0 --examples\n");
+        missing("libvellum_ring0.so (cargo build -p vellum-aquila-ring0 --examples)");
     }
     found
 }
@@ -61,7 +72,8 @@ fn program(name: &str) -> Option<PathBuf> {
     let is_there = |path: &PathBuf| path.exists() && is_dynamic(path);
     let found = [beside].into_iter().chain(usual).find(is_there);
     if found.is_none() {
-        say(&format!("left out: no {name} that is linked dynamically\n"));
+        let what = format!("{name} that is linked dynamically");
+        if name == PYTHON { say(&format!("left out: no {what}\n")) } else { missing(&what) }
     }
     found
 }
@@ -365,7 +377,7 @@ fn programs_read_databases_and_files_through_the_cache() {
         assert!(faults > 100, "{faults} faults");
         fs::remove_file(file).unwrap();
     }
-    if let Some(python) = program("python3") {
+    if let Some(python) = program(PYTHON) {
         let script = "import mmap, os, sys\n\
                       f = open(sys.argv[1], 'rb')\n\
                       m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)\n\
@@ -414,7 +426,7 @@ fn filters_print_what_they_print_alone() {
         ("xz", &["-c", "-T2", "-3", "--block-size=65536"]),
         ("gzip", &["-c", "-n"]),
         ("sed", &["-n", "s/\\(.\\)\\1/<&>/gp"]),
-        ("awk", &["{ s += $1 } END { print s }"]),
+        ("mawk", &["{ s += $1 } END { print s }"]),
     ];
     for (name, arguments) in filters {
         let Some(path) = program(name) else { continue };
@@ -437,7 +449,7 @@ fn databases_and_interpreters_print_what_they_print_alone() {
         is_the_same(&library, &sqlite, &[file.to_str().unwrap()], script.as_bytes());
         fs::remove_file(file).unwrap();
     }
-    if let Some(python) = program("python3") {
+    if let Some(python) = program(PYTHON) {
         let script = "import threading, subprocess, sys, zlib\n\
                       found = []\n\
                       def work(n): found.append(zlib.crc32(bytes(range(256)) * n))\n\

@@ -12,7 +12,8 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::request::Request;
+use vellum_interpose::Request;
+
 use crate::system::{self, PAGE};
 
 /// The most anchors.

@@ -19,9 +19,10 @@ use vellum_aquila::{
     Access, Backend, BackendChoice, Cache, Faults, Options, PolicyChoice, Statistics,
 };
 
+use vellum_interpose::Request;
+
 use crate::lease::{self, Lease, Watcher};
 use crate::list::{List, Node};
-use crate::request::Request;
 use crate::system::{self, PAGE};
 use crate::{cache_thread, mounts, owner};
 

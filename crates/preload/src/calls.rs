@@ -8,7 +8,8 @@
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-use crate::request::Request;
+use vellum_interpose::Request;
+
 use crate::substitute::substitute;
 use crate::system::{self, PAGE};
 use crate::{mounts, owner};

@@ -17,7 +17,5 @@ mod load;
 mod lock;
 mod mounts;
 mod owner;
-mod request;
-mod rules;
 mod substitute;
 mod system;

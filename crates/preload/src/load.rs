@@ -2,7 +2,9 @@
 //! functions that run at `fork`.
 #![allow(unsafe_code)]
 
-use crate::{anchor, cached, rules, substitute, system};
+use vellum_interpose::Rules;
+
+use crate::{anchor, cached, substitute, system};
 
 /// The C library calls it before the program's own code.
 #[used]
@@ -14,7 +16,8 @@ static AT_LOAD: extern "C" fn() = at_load;
 /// Does nothing unless the environment asks for mounts, because most programs that inherit the
 /// library have none.
 extern "C" fn at_load() {
-    if rules::VARIABLES.iter().flatten().any(|name| system::has_variable(name)) {
+    if [Rules::OF_CACHES, Rules::OF_MORSELS].iter().flatten().any(|name| system::has_variable(name))
+    {
         anchor::reserve_places();
         substitute::read_rules();
         // SAFETY: the function is there as long as the process: a library that is preloaded is

@@ -22,7 +22,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
-use crate::request::Request;
+use vellum_interpose::Request;
+
 use crate::system::{self, Answer};
 use crate::{anchor, lock, owner};
 

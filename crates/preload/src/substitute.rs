@@ -9,12 +9,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, readlink};
+use vellum_interpose::{Request, Rules};
 use vellum_morsel::{BackendKind, Client, Morsel};
 
 use crate::cached;
 use crate::mounts;
-use crate::request::Request;
-use crate::rules::{self, Rules};
 use crate::system;
 
 thread_local! {
@@ -67,7 +66,7 @@ static RULES: OnceLock<AllRules> = OnceLock::new();
 /// Reads the rules, before there are threads: in a child of a fork a thread of its parent may read
 /// them for ever.
 pub(crate) fn read_rules() {
-    let [cache, morsel] = rules::VARIABLES.map(Rules::of_environment);
+    let [cache, morsel] = [Rules::OF_CACHES, Rules::OF_MORSELS].map(Rules::of_environment);
     let _ = RULES.set(AllRules { cache, morsel });
 }
 

@@ -8,9 +8,8 @@ use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
 use std::{io, ptr};
 
+use vellum_interpose::Request;
 use vellum_morsel::PAGE_SIZE;
-
-use crate::request::Request;
 
 /// Bytes of a page.
 pub(crate) const PAGE: usize = PAGE_SIZE as usize;

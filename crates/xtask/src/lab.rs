@@ -216,7 +216,10 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     if !options.packages.is_empty() {
         let mut programs = programs::of_package(root, "vellum-lab", &["--test", "guest"])?;
         for package in &options.packages {
-            programs.extend(programs::of_package(root, package, &["--tests"])?);
+            // Libraries that its tests preload are examples.
+            let with_examples = ["--tests", "--examples"];
+            let selection = &with_examples[..if package == RING_0 { 2 } else { 1 }];
+            programs.extend(programs::of_package(root, package, selection)?);
         }
         let in_turn = options.packages.iter().any(|package| package == RING_0);
         let options = &Options { in_turn, ..options.clone() };

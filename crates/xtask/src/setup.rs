@@ -21,6 +21,7 @@ const ROCKSDB_PROGRAMS: &[(&str, &str)] = &[("clang-14", "clang-14 libclang-14-d
 const LAB_PROGRAMS: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
+    ("sqlite3", "sqlite3"),
     ("xz", "xz-utils"),
     ("depmod", "kmod"),
     ("ndctl", "ndctl"),

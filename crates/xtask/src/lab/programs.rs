@@ -51,12 +51,35 @@ pub const LONG_TESTS: [(&str, &str, &str); 1] = [(
 
 /// What test programs look for in their own folder, each with the program, and where cargo puts it:
 /// a library, and the command.
-const BESIDE: [(&str, &str); 2] =
-    [("vellum-preload/preload", "libvellum_preload.so"), ("vellum-cli/dax", "../vellum")];
+const BESIDE: [(&str, &str); 3] = [
+    ("vellum-preload/preload", "libvellum_preload.so"),
+    ("vellum-cli/dax", "../vellum"),
+    (LAUNCHER, "../examples/libvellum_ring0.so"),
+];
 
 /// Programs of this machine that test programs look for in their own folder.
-const TOOLS: [(&str, &str); 2] =
-    [(POWER_LOSS, "/usr/sbin/dmsetup"), (POWER_LOSS, "/usr/sbin/mke2fs")];
+const TOOLS: [(&str, &[&str]); 2] = [
+    (POWER_LOSS, &["/usr/sbin/dmsetup", "/usr/sbin/mke2fs"]),
+    (
+        LAUNCHER,
+        &[
+            "/bin/bash",
+            "/bin/dash",
+            "/bin/grep",
+            "/bin/gzip",
+            "/bin/sed",
+            "/usr/bin/mawk",
+            "/usr/bin/sha256sum",
+            "/usr/bin/sort",
+            "/usr/bin/sqlite3",
+            "/usr/bin/wc",
+            "/usr/bin/xz",
+        ],
+    ),
+];
+
+/// The program that moves programs as they are to ring 0.
+const LAUNCHER: &str = "vellum-aquila-ring0/launcher";
 
 /// The program that loses the power of disks, and runs while machines are killed over theirs.
 pub const POWER_LOSS: &str = "vellum-sim/power_loss";
@@ -136,7 +159,8 @@ pub fn beside(program: &TestProgram) -> impl Iterator<Item = (String, PathBuf)> 
     let libraries = BESIDE.iter().filter(|(name, _)| *name == program.name);
     let libraries = libraries.map(|(_, library)| program.path.with_file_name(library));
     let tools = TOOLS.iter().filter(|(name, _)| *name == program.name);
-    libraries.chain(tools.map(|(_, tool)| PathBuf::from(tool))).map(move |path| {
+    let tools = tools.flat_map(|(_, tools)| tools.iter().map(PathBuf::from));
+    libraries.chain(tools).map(move |path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         (format!("{folder}/{name}"), path)
     })

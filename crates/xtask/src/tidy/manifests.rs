@@ -46,6 +46,20 @@ const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
         &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
     ),
     (
+        "crates/interpose/Cargo.toml",
+        &[
+            "vellum-vm",
+            "vellum-pool",
+            "vellum",
+            "vellum-cli",
+            AQUILA,
+            MORSEL,
+            BENCH,
+            EXPERIMENTS,
+            PEERS,
+        ],
+    ),
+    (
         "crates/aquila-ring0/Cargo.toml",
         &[
             "vellum-vm",

@@ -1,24 +1,23 @@
-//! The rules in the environment that say which files are taken, and by which way.
+//! The rules that say which files are taken.
 
 use std::ffi::CStr;
 
-/// The variables that say which files are taken through a cache, and which as Morsels: for each the
-/// patterns, and the least length.
-pub(crate) const VARIABLES: [[&CStr; 2]; 2] =
-    [[c"VELLUM_AQUILA", c"VELLUM_AQUILA_MIN"], [c"VELLUM_PRELOAD", c"VELLUM_PRELOAD_MIN"]];
-
 /// Which files are taken.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rules {
+pub struct Rules {
     patterns: Vec<String>,
     minimum: Option<u64>,
 }
 
 impl Rules {
-    /// The rules in two variables of the environment; without them no file is taken. The first has
-    /// patterns of paths, with colons between them, and the second bytes from which on a file is
-    /// taken at any path.
-    pub(crate) fn of_environment(variables: [&CStr; 2]) -> Self {
+    /// The variables that say which files are taken through a cache: the patterns, and the least
+    /// length.
+    pub const OF_CACHES: [&CStr; 2] = [c"VELLUM_AQUILA", c"VELLUM_AQUILA_MIN"];
+    /// Those that say which files are taken as Morsels.
+    pub const OF_MORSELS: [&CStr; 2] = [c"VELLUM_PRELOAD", c"VELLUM_PRELOAD_MIN"];
+
+    /// The rules in two variables of the environment.
+    pub fn of_environment(variables: [&CStr; 2]) -> Self {
         let [files, minimum] = variables.map(|name| {
             let value = name.to_str().ok().and_then(|name| std::env::var(name).ok());
             value.unwrap_or_default()
@@ -26,18 +25,20 @@ impl Rules {
         Self::new(&files, &minimum)
     }
 
-    fn new(files: &str, minimum: &str) -> Self {
+    /// Rules of patterns of paths, with colons between them, and of the bytes from which on a file
+    /// is taken at any path. An empty text is no rule, and without rules no file is taken.
+    pub fn new(files: &str, minimum: &str) -> Self {
         let patterns = files.split(':').filter(|pattern| !pattern.is_empty());
         Self { patterns: patterns.map(str::to_owned).collect(), minimum: minimum.parse().ok() }
     }
 
     /// Whether no file is taken.
-    pub(crate) fn are_none(&self) -> bool {
+    pub fn are_none(&self) -> bool {
         self.patterns.is_empty() && self.minimum.is_none()
     }
 
     /// Whether a file of this length is taken; its path is asked for only if that matters.
-    pub(crate) fn take(&self, length: u64, path: impl FnOnce() -> Option<Vec<u8>>) -> bool {
+    pub fn take(&self, length: u64, path: impl FnOnce() -> Option<Vec<u8>>) -> bool {
         if self.minimum.is_some_and(|minimum| length >= minimum) {
             return true;
         }

@@ -1,28 +1,34 @@
-//! The request of an `mmap` call, and whether a Morsel could serve it.
+//! The request of an `mmap` call.
 
 use std::ffi::c_int;
 use std::ops::Range;
 
-use vellum_morsel::PAGE_SIZE;
+/// Bytes of a page.
+pub const PAGE_SIZE: u64 = 4096;
 
-/// Flags that mean the same for a Morsel as for a file. Flags that choose addresses, and those of
-/// huge pages, locks, growth and write-through are not among them.
+/// Flags that mean the same whoever maps the file. Flags that choose addresses, and those of huge
+/// pages, locks, growth and write-through are not among them.
 const HARMLESS: c_int =
     libc::MAP_SHARED | libc::MAP_PRIVATE | libc::MAP_POPULATE | libc::MAP_NORESERVE;
 
 /// The arguments of a call, without the address, which is only a hint.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
-    pub(crate) length: usize,
-    pub(crate) rights: c_int,
-    pub(crate) flags: c_int,
-    pub(crate) file: c_int,
-    pub(crate) offset: i64,
+pub struct Request {
+    /// Bytes.
+    pub length: usize,
+    /// `PROT_READ` and others.
+    pub rights: c_int,
+    /// `MAP_SHARED` and others.
+    pub flags: c_int,
+    /// The descriptor; negative without a file.
+    pub file: c_int,
+    /// The first byte of the file.
+    pub offset: i64,
 }
 
 impl Request {
     /// Whether the call maps a file for reading, as far as the arguments tell.
-    pub(crate) fn is_for_reading(&self) -> bool {
+    pub fn is_for_reading(&self) -> bool {
         let Self { length, rights, flags, file, offset } = *self;
         file >= 0
             && length > 0
@@ -32,15 +38,21 @@ impl Request {
             && offset.cast_unsigned().is_multiple_of(PAGE_SIZE)
     }
 
-    /// The pages that it asks for, as offsets, if all of them are within an extent.
-    pub(crate) fn pages_within(&self, extent: usize) -> Option<Range<usize>> {
-        let start = usize::try_from(self.offset).ok()?;
-        let end = start.checked_add(self.length)?.checked_next_multiple_of(PAGE_SIZE as usize)?;
-        (end <= extent).then_some(start..end)
+    /// The bytes of the file that it asks for, in whole pages. `None` if there are no such.
+    pub fn bytes(&self) -> Option<Range<u64>> {
+        let start = u64::try_from(self.offset).ok()?;
+        let end = start.checked_add(self.length as u64)?;
+        Some(start..end.checked_next_multiple_of(PAGE_SIZE)?)
+    }
+
+    /// These bytes as offsets, if all of them are within an extent.
+    pub fn pages_within(&self, extent: usize) -> Option<Range<usize>> {
+        let bytes = self.bytes().filter(|bytes| bytes.end <= extent as u64)?;
+        Some(bytes.start as usize..bytes.end as usize)
     }
 
     /// Whether it begins within a file of `bytes` bytes.
-    pub(crate) fn begins_within(&self, bytes: u64) -> bool {
+    pub fn begins_within(&self, bytes: u64) -> bool {
         self.offset.cast_unsigned() < bytes
     }
 }
@@ -50,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_reading_a_file_is_answered_by_a_morsel() {
+    fn only_a_call_that_maps_a_file_for_reading_is_one() {
         let good = Request {
             length: 1,
             rights: libc::PROT_READ,
@@ -76,6 +88,8 @@ mod tests {
             assert!(!request.is_for_reading(), "{request:?}");
         }
         assert!(good.begins_within(8193) && !good.begins_within(8192));
+        assert_eq!(good.bytes(), Some(8192..12_288));
+        assert_eq!(Request { length: usize::MAX, ..good }.bytes(), None);
         assert_eq!(good.pages_within(12_288), Some(8192..12_288));
         assert_eq!(Request { length: 4097, ..good }.pages_within(12_288), None);
         assert_eq!(Request { length: usize::MAX, ..good }.pages_within(1 << 30), None);
