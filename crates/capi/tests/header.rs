@@ -51,7 +51,8 @@ fn text(output: Output) -> String {
 }
 
 /// The programs. Together they call every function of every header.
-const PROGRAMS: [&str; 6] = ["aquila", "bulk", "commits", "dax", "everything", "store"];
+const PROGRAMS: [&str; 8] =
+    ["aquila", "bulk", "commits", "dax", "everything", "maintenance", "store", "views"];
 const HEADERS: [&str; 4] = ["vellum.h", "vellum_aquila.h", "vellum_dax.h", "vellum_morsel.h"];
 
 /// Compiles programs and runs them.
@@ -93,7 +94,7 @@ fn programs_run_with_the_static_library() {
 fn programs_run_under_sanitizers() {
     let sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
     run_with(
-        &["aquila", "bulk", "commits", "dax", "store"],
+        &["aquila", "bulk", "commits", "dax", "maintenance", "store", "views"],
         &[&sanitizers.map(OsString::from)[..], &shared()].concat(),
     );
 }
