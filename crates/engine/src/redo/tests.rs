@@ -11,8 +11,8 @@ use vellum_pool::{PageDamage, PageRef};
 use vellum_testing::random::Random;
 
 use super::page::redo;
-use super::record::{GroupRecord, PageRecord, Redo, changed_parts};
-use crate::node::{self, Node};
+use super::record::{GroupRecord, PageRecord, RecordWriter, Redo, changed_parts, push_edit};
+use crate::node::{self, Edit, Node, Payload};
 use crate::page::{self, ID};
 use crate::store::open;
 use crate::{Options, Store, Tree};
@@ -336,4 +336,22 @@ fn an_edit_of_a_page_that_has_it_already_is_refused() {
     let mut bytes = redone(&records).remove(&change.page).unwrap();
     let damage = redo(&change, *lsn, &mut bytes).unwrap_err();
     assert!(damage.to_string().contains("newer than the record"), "{damage}");
+}
+
+/// The example of docs/log.md, "A record of a store".
+#[test]
+fn a_record_has_the_documented_bytes() {
+    let page = PageRef::new(5, 1);
+    let (mut edits, mut record) = (Vec::new(), Vec::new());
+    push_edit(&mut edits, Edit::Insert { index: 0, key: b"k", payload: Payload::Inline(b"v") });
+    RecordWriter::new(&mut record, &[page], &[]).edits(page, &edits);
+    let range = [5, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+    let documented: [&[u8]; 5] = [
+        &[1, 0, 1, 0, 1, 0, 0, 0],
+        &range,
+        &range,
+        &[1, 10, 0, 0, 0],
+        &[1, 0, 0, 1, 0, 1, 1, 0, b'k', b'v'],
+    ];
+    assert_eq!(record, documented.concat());
 }
