@@ -9,13 +9,14 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use support::{Folder, fails, ok, run, text};
-use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, RecordRef, Way};
+use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, RecordRef, SyncMethod};
 
 /// A log with seven blocks in a file; each record has a block. The records of a test fit one file,
 /// because a log that needs its next file for the closing block may close without it.
 fn log(folder: &Folder, records: &[&[u8]]) -> Log {
     let mut files = FileLogOptions::default();
-    (files.segment_bytes, files.most_bytes, files.way) = (32768, 1 << 20, Some(Way::BufferedSync));
+    (files.segment_bytes, files.most_bytes, files.sync_method) =
+        (32768, 1 << 20, Some(SyncMethod::BufferedSync));
     let device = Arc::new(FileLog::open(folder.path("wal"), &files).unwrap());
     let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
     let (log, _) = Log::open(device, &LogOptions::default(), None, visit).unwrap();

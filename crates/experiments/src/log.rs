@@ -39,7 +39,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let mut options = FileLogOptions::default();
     options.most_bytes = 4 * KEPT;
     let device = Arc::new(FileLog::open(context.directory.join("log"), &options)?);
-    let way = device.way();
+    let method = device.sync_method();
     let (log, _) = Log::open(device, &LogOptions::default(), None, |_| Ok::<_, LogError>(()))?;
     let mut outcome = Outcome::default();
     for bytes in RECORDS {
@@ -53,7 +53,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     outcome.notes.push(format!(
         "Each thread appends a record and waits until it is durable. 'plain' is a write at the \
          next place of a file of the thread's own, which was written before, and fdatasync. The \
-         log makes blocks durable by {way}, which it found fastest here."
+         log makes blocks durable by {method}, which it found fastest here."
     ));
     Ok(outcome)
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::block::{BLOCK_BYTES, Lsn};
-use crate::device::{FileLog, FileLogOptions, LogDevice as _, SimulatedDisk, Way};
+use crate::device::{FileLog, FileLogOptions, LogDevice as _, SimulatedDisk, SyncMethod};
 use crate::error::LogError;
 use crate::log::{Log, LogOptions};
 
@@ -22,12 +22,16 @@ type Opened = (Log, Arc<FileLog>, Vec<u8>, Lsn);
 
 /// Opens a log.
 fn open(disk: &SimulatedDisk) -> Result<Opened, LogError> {
-    open_by(disk, Way::BufferedSync)
+    open_by(disk, SyncMethod::BufferedSync)
 }
 
-fn open_by(disk: &SimulatedDisk, way: Way) -> Result<Opened, LogError> {
+fn open_by(disk: &SimulatedDisk, sync_method: SyncMethod) -> Result<Opened, LogError> {
     let segment_bytes = (BLOCKS + 1) * BLOCK_BYTES as u64;
-    let files = FileLogOptions { segment_bytes, most_bytes: 8 * segment_bytes, way: Some(way) };
+    let files = FileLogOptions {
+        segment_bytes,
+        most_bytes: 8 * segment_bytes,
+        sync_method: Some(sync_method),
+    };
     let device = Arc::new(FileLog::open_in(Path::new("log"), &files, || disk.folder())?);
     let mut found = Vec::new();
     let options = LogOptions { ring_bytes: 4 * BLOCK_BYTES, in_flight: Some(2) };
@@ -214,9 +218,9 @@ fn a_name_without_room_fails_nothing() {
 }
 
 /// A log that needs a new file next: two segments, full, of which the last record is number 5.
-fn before_a_new_file(seed: u64, way: Way) -> (SimulatedDisk, Log, Arc<FileLog>) {
+fn before_a_new_file(seed: u64, sync_method: SyncMethod) -> (SimulatedDisk, Log, Arc<FileLog>) {
     let disk = SimulatedDisk::quiet(seed);
-    let (log, device, ..) = open_by(&disk, way).unwrap();
+    let (log, device, ..) = open_by(&disk, sync_method).unwrap();
     for number in 0..6 {
         append(&log, number).unwrap();
     }
@@ -225,14 +229,14 @@ fn before_a_new_file(seed: u64, way: Way) -> (SimulatedDisk, Log, Arc<FileLog>) 
 }
 
 /// The log has its six records and goes on, with all segments whole.
-fn goes_on(disk: &SimulatedDisk, way: Way) {
-    let (log, _, found, _) = open_by(disk, way).unwrap();
+fn goes_on(disk: &SimulatedDisk, sync_method: SyncMethod) {
+    let (log, _, found, _) = open_by(disk, sync_method).unwrap();
     assert_eq!(found, [0, 1, 2, 3, 4, 5]);
     for number in 6..16 {
         append(&log, number).unwrap();
     }
     drop(log);
-    assert_eq!(open_by(disk, way).unwrap().2.len(), 16);
+    assert_eq!(open_by(disk, sync_method).unwrap().2.len(), 16);
     for (name, bytes) in disk.contents() {
         assert_eq!(bytes.len() as u64, (BLOCKS + 1) * BLOCK_BYTES as u64, "{name}");
     }
@@ -247,24 +251,24 @@ fn make_room(device: &FileLog, in_steps: bool) -> io::Result<u64> {
 /// The process is killed, or the power fails, in each call that makes a new file.
 #[test]
 fn a_crash_while_a_file_is_made_leaves_the_log() {
-    for way in Way::ALL {
+    for sync_method in SyncMethod::ALL {
         for (power_fails, in_steps) in [(false, false), (false, true), (true, false), (true, true)]
         {
             let mut calls = 0;
             loop {
-                let (disk, log, device) = before_a_new_file(calls, way);
+                let (disk, log, device) = before_a_new_file(calls, sync_method);
                 disk.end_after(calls);
                 let made = make_room(&device, in_steps);
                 drop((log, device));
                 disk.restart(power_fails);
-                goes_on(&disk, way);
+                goes_on(&disk, sync_method);
                 if made.is_ok() {
                     break;
                 }
                 calls += 1;
             }
             // Two writes of zeros, a head, a name, and their syncs.
-            assert!(calls >= 9, "{way}: only {calls} calls make a file");
+            assert!(calls >= 9, "{sync_method}: only {calls} calls make a file");
         }
     }
 }
@@ -273,10 +277,10 @@ fn a_crash_while_a_file_is_made_leaves_the_log() {
 /// log.
 #[test]
 fn a_failure_while_a_file_is_made_ends_the_device() {
-    for way in Way::ALL {
+    for sync_method in SyncMethod::ALL {
         let mut calls = 0;
         loop {
-            let (disk, log, device) = before_a_new_file(calls, way);
+            let (disk, log, device) = before_a_new_file(calls, sync_method);
             disk.fail_after(calls);
             let made = make_room(&device, calls.is_multiple_of(2));
             let room = device.scan().end;
@@ -287,13 +291,13 @@ fn a_failure_while_a_file_is_made_ends_the_device() {
             }
             drop((log, device));
             disk.restart(false);
-            goes_on(&disk, way);
+            goes_on(&disk, sync_method);
             if made.is_ok() {
                 break;
             }
             calls += 1;
         }
-        assert!(calls >= 9, "{way}: only {calls} calls make a file");
+        assert!(calls >= 9, "{sync_method}: only {calls} calls make a file");
     }
 }
 
@@ -302,12 +306,12 @@ fn a_failure_while_a_file_is_made_ends_the_device() {
 #[test]
 fn a_file_ahead_without_room_fails_no_commit() {
     let file_bytes = (BLOCKS + 1) * BLOCK_BYTES as u64;
-    for way in Way::ALL {
+    for sync_method in SyncMethod::ALL {
         for room in [0, 1, file_bytes / 2, file_bytes - 1] {
             for allocates in [false, true] {
                 let disk = SimulatedDisk::quiet(room);
                 disk.set_allocates(allocates);
-                let (log, device, ..) = open_by(&disk, way).unwrap();
+                let (log, device, ..) = open_by(&disk, sync_method).unwrap();
                 append(&log, 0).unwrap();
                 let segment_bytes = BLOCKS * 4000;
                 log.make_room(segment_bytes).unwrap();
@@ -326,7 +330,7 @@ fn a_file_ahead_without_room_fails_no_commit() {
                 disk.set_room(1 << 20);
                 append(&log, 6).unwrap();
                 drop((log, device));
-                assert_eq!(open_by(&disk, way).unwrap().2, [0, 1, 2, 3, 4, 5, 6]);
+                assert_eq!(open_by(&disk, sync_method).unwrap().2, [0, 1, 2, 3, 4, 5, 6]);
             }
         }
     }
@@ -336,8 +340,8 @@ fn a_file_ahead_without_room_fails_no_commit() {
 #[test]
 fn a_file_that_is_begun_waits_for_its_turn() {
     for steps in 1..5 {
-        let way = Way::DirectDsync;
-        let (disk, log, device) = before_a_new_file(steps, way);
+        let sync_method = SyncMethod::DirectDsync;
+        let (disk, log, device) = before_a_new_file(steps, sync_method);
         let is_left: Vec<_> = (0..steps).map(|_| device.prepare().unwrap()).collect();
         assert_eq!(is_left, [true, true, false, false][..steps as usize]);
         log.trim(Lsn::of_block(BLOCKS)).unwrap();
@@ -350,6 +354,6 @@ fn a_file_that_is_begun_waits_for_its_turn() {
         let names: Vec<_> = disk.contents().into_keys().collect();
         assert_eq!(names, [name(0), name(1), name(2)]);
         drop((log, device));
-        assert_eq!(open_by(&disk, way).unwrap().2.last(), Some(&11));
+        assert_eq!(open_by(&disk, sync_method).unwrap().2.last(), Some(&11));
     }
 }

@@ -56,10 +56,10 @@ mod view;
 
 pub use block::{BLOCK_BYTES, Block, Lsn, Unsound};
 #[cfg(feature = "testing")]
-pub use device::choose_way;
+pub use device::choose_sync_method;
 pub use device::{
     FileLog, FileLogOptions, FileSeen, LogDevice, SimulatedDevice, SimulatedFault,
-    SimulatedOptions, Way, Written,
+    SimulatedOptions, SyncMethod, Written,
 };
 pub use error::LogError;
 pub use flights::Durable;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::block::{BLOCK_BYTES, Block, Head, Lsn, Unsound};
 use crate::device::{
-    FileLog, FileLogOptions, LogDevice as _, Planted, SimulatedDisk, Way, Written, is_full,
+    FileLog, FileLogOptions, LogDevice as _, Planted, SimulatedDisk, SyncMethod, Written, is_full,
 };
 use crate::error::LogError;
 use crate::flights::Flight;
@@ -65,7 +65,7 @@ impl Run {
         let disk = SimulatedDisk::new(seed, planted);
         let segment_bytes = (4 + disk.random_below(5)) * BLOCK_BYTES as u64;
         let most_bytes = segment_bytes * (2 + disk.random_below(6));
-        let files = FileLogOptions { segment_bytes, most_bytes, way: None };
+        let files = FileLogOptions { segment_bytes, most_bytes, sync_method: None };
         Run { disk, files, planted, reference: Reference::default(), faults: 0 }
     }
 
@@ -138,7 +138,7 @@ impl Run {
 
     fn try_open(&self, disk: &SimulatedDisk, from: Option<Lsn>) -> Result<Open, LogError> {
         let mut files = self.files.clone();
-        files.way = Some(Way::ALL[self.random(4) as usize]);
+        files.sync_method = Some(SyncMethod::ALL[self.random(4) as usize]);
         let device = FileLog::open_in(Path::new("log"), &files, || disk.folder())?;
         let (device, mut found) = (Arc::new(device), Vec::new());
         let options = LogOptions {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tempfile::{TempDir, tempdir};
-use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, Lsn, Way};
+use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, Lsn, SyncMethod};
 
 /// Blocks of a segment.
 const BLOCKS: u64 = 3;
@@ -15,7 +15,7 @@ const BLOCKS: u64 = 3;
 fn open(folder: &Path) -> Result<(Log, Vec<Vec<u8>>), LogError> {
     let mut files = FileLogOptions::default();
     (files.segment_bytes, files.most_bytes) = ((BLOCKS + 1) * 4096, 8 * 16384);
-    files.way = Some(Way::BufferedSync);
+    files.sync_method = Some(SyncMethod::BufferedSync);
     let mut found = Vec::new();
     let mut options = LogOptions::default();
     options.ring_bytes = 4 * 4096;

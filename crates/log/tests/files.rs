@@ -12,21 +12,25 @@ use std::thread;
 use tempfile::tempdir;
 use vellum_log::{
     End, EndReason, FileLog, FileLogOptions, Log, LogDevice as _, LogError, LogOptions, Lsn,
-    RecordRef, Way,
+    RecordRef, SyncMethod,
 };
 use vellum_testing::own_process;
 use vellum_testing::patience::eventually;
 use vellum_testing::system_calls::forbid;
 
 /// Small segments, of three blocks each after the head.
-fn options(way: Option<Way>) -> FileLogOptions {
+fn options(sync_method: Option<SyncMethod>) -> FileLogOptions {
     let mut options = FileLogOptions::default();
-    (options.segment_bytes, options.most_bytes, options.way) = (16384, 8 * 16384, way);
+    (options.segment_bytes, options.most_bytes, options.sync_method) =
+        (16384, 8 * 16384, sync_method);
     options
 }
 
-fn open(folder: &Path, way: Option<Way>) -> Result<(Log, End, Vec<Vec<u8>>), LogError> {
-    open_with(folder, &options(way), None)
+fn open(
+    folder: &Path,
+    sync_method: Option<SyncMethod>,
+) -> Result<(Log, End, Vec<Vec<u8>>), LogError> {
+    open_with(folder, &options(sync_method), None)
 }
 
 fn open_with(
@@ -45,19 +49,19 @@ fn open_with(
     Ok((log, end, found))
 }
 
-/// The ways that work on the file system of the tests.
-fn ways() -> Vec<Way> {
-    let works = |way: &Way| {
+/// The methods that work on the file system of the tests.
+fn methods() -> Vec<SyncMethod> {
+    let works = |sync_method: &SyncMethod| {
         let folder = tempdir().unwrap();
-        let works = open(folder.path(), Some(*way)).and_then(|(log, ..)| {
+        let works = open(folder.path(), Some(*sync_method)).and_then(|(log, ..)| {
             let lsn = log.append(b"x")?;
             log.wait_durable(lsn)
         });
         works.is_ok()
     };
-    let ways: Vec<_> = Way::ALL.into_iter().filter(works).collect();
-    assert!(ways.contains(&Way::BufferedSync));
-    ways
+    let methods: Vec<_> = SyncMethod::ALL.into_iter().filter(works).collect();
+    assert!(methods.contains(&SyncMethod::BufferedSync));
+    methods
 }
 
 /// The first segment of a log is ready in part at first, so that a store that is opened for one
@@ -101,17 +105,20 @@ fn a_new_log_has_little_room_and_gets_more_as_it_is_used() {
 
 #[test]
 fn segments_are_recycled_and_all_is_found_by_each_way() {
-    for way in ways() {
+    for sync_method in methods() {
         let folder = tempdir().unwrap();
         let (mut next, mut trimmed) = (0_u64, 0_u64);
         for round in 0..4 {
-            let (log, end, found) = open(folder.path(), Some(way)).unwrap();
+            let (log, end, found) = open(folder.path(), Some(sync_method)).unwrap();
             let numbers =
                 found.iter().map(|bytes| u64::from_le_bytes(bytes[..8].try_into().unwrap()));
             let numbers: Vec<_> = numbers.collect();
             let first = numbers.first().copied().unwrap_or(next);
-            assert!(first <= trimmed, "{way}: {first}");
-            assert!(numbers.iter().copied().eq(first..next), "{way}, round {round}: {numbers:?}");
+            assert!(first <= trimmed, "{sync_method}: {first}");
+            assert!(
+                numbers.iter().copied().eq(first..next),
+                "{sync_method}, round {round}: {numbers:?}"
+            );
             assert_eq!(end.why == EndReason::Closed, round > 0 && round % 2 == 0, "{}", end.why);
             for _ in 0..20 {
                 let mut record = vec![7; 1 + (next as usize * 977) % 9000];
@@ -133,9 +140,9 @@ fn segments_are_recycled_and_all_is_found_by_each_way() {
 
 #[test]
 fn many_threads_append_and_wait_by_each_way() {
-    for way in ways() {
+    for sync_method in methods() {
         let folder = tempdir().unwrap();
-        let mut options = options(Some(way));
+        let mut options = options(Some(sync_method));
         options.most_bytes = 512 * 16384;
         let (log, _, _) = open_with(folder.path(), &options, Some(3)).unwrap();
         thread::scope(|scope| {
@@ -159,7 +166,7 @@ fn many_threads_append_and_wait_by_each_way() {
         let (_, _, found) = open_with(folder.path(), &options, None).unwrap();
         for thread in 0..6_u64 {
             let of = found.iter().filter(|bytes| bytes[..8] == thread.to_le_bytes());
-            assert!(of.map(|bytes| bytes[8]).eq(0..30), "{way}, thread {thread}");
+            assert!(of.map(|bytes| bytes[8]).eq(0..30), "{sync_method}, thread {thread}");
         }
     }
 }
@@ -252,12 +259,12 @@ fn sizes_that_cannot_be_are_refused() {
 
 /// Runs the rest of a test in a process of its own, whose system calls the test may forbid, and
 /// then opens the folder of that process without the ban.
-fn alone(test: &str, way: Way) -> Option<std::path::PathBuf> {
+fn alone(test: &str, sync_method: SyncMethod) -> Option<std::path::PathBuf> {
     // Tests of this program run at once, so each has a folder of its own.
     let folder = |process| std::env::temp_dir().join(format!("vellum-log-{test}-{process}"));
     let Some(output) = own_process::run(test) else { return Some(folder(parent_id())) };
     let folder = folder(std::process::id());
-    let opened = open(&folder, Some(way));
+    let opened = open(&folder, Some(sync_method));
     fs::remove_dir_all(&folder).unwrap();
     assert!(output.status.success(), "{output:?}");
     opened.unwrap();
@@ -268,9 +275,9 @@ fn alone(test: &str, way: Way) -> Option<std::path::PathBuf> {
 /// same device takes nothing more.
 #[test]
 fn a_failed_extension_ends_the_device() {
-    let way = Way::BufferedDsync;
-    let Some(folder) = alone("a_failed_extension_ends_the_device", way) else { return };
-    let device = FileLog::open(&folder, &options(Some(way))).unwrap();
+    let sync_method = SyncMethod::BufferedDsync;
+    let Some(folder) = alone("a_failed_extension_ends_the_device", sync_method) else { return };
+    let device = FileLog::open(&folder, &options(Some(sync_method))).unwrap();
     assert_eq!([device.extend().unwrap(), device.extend().unwrap()], [3, 6]);
     if !forbid(libc::SYS_fdatasync) {
         return;
@@ -290,12 +297,12 @@ fn a_failed_extension_ends_the_device() {
 #[test]
 fn a_failed_write_ends_the_device() {
     let test = "a_failed_write_ends_the_device";
-    let Some(folder) = alone(test, Way::BufferedSync) else { return };
+    let Some(folder) = alone(test, SyncMethod::BufferedSync) else { return };
     fs::create_dir(&folder).unwrap();
     let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
-    let devices = ways().into_iter().map(|way| {
-        let folder = folder.join(way.to_string());
-        let device = Arc::new(FileLog::open(&folder, &options(Some(way))).unwrap());
+    let devices = methods().into_iter().map(|sync_method| {
+        let folder = folder.join(sync_method.to_string());
+        let device = Arc::new(FileLog::open(&folder, &options(Some(sync_method))).unwrap());
         let (log, _) = Log::open(device.clone(), &LogOptions::default(), None, visit).unwrap();
         log.wait_durable(log.append(b"kept").unwrap()).unwrap();
         (folder, device, log)
@@ -310,7 +317,7 @@ fn a_failed_write_ends_the_device() {
         drop(log);
         let again = Log::open(device, &LogOptions::default(), None, visit).unwrap_err();
         assert!(again.to_string().contains("open its folder again"), "{again}");
-        assert_eq!(open(&folder, Some(Way::BufferedSync)).unwrap().2, [b"kept"]);
+        assert_eq!(open(&folder, Some(SyncMethod::BufferedSync)).unwrap().2, [b"kept"]);
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tempfile::tempdir;
-use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, Lsn, RecordRef, Way};
+use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, Lsn, RecordRef, SyncMethod};
 use vellum_testing::small_disk::SmallDisk;
 
 const SEGMENT: u64 = 64 << 10;
@@ -13,7 +13,7 @@ const SEGMENT: u64 = 64 << 10;
 fn open(folder: &Path, most: u64) -> (Log, usize) {
     let mut options = FileLogOptions::default();
     (options.segment_bytes, options.most_bytes) = (SEGMENT, most);
-    options.way = Some(Way::BufferedSync);
+    options.sync_method = Some(SyncMethod::BufferedSync);
     let device = Arc::new(FileLog::open(folder, &options).unwrap());
     let mut found = 0;
     let opened = Log::open(device, &LogOptions::default(), None, |_| {

@@ -12,7 +12,9 @@ use std::thread;
 use std::time::Duration;
 
 use tempfile::tempdir;
-use vellum_log::{FileLog, FileLogOptions, Log, LogDevice as _, LogError, LogOptions, Lsn, Way};
+use vellum_log::{
+    FileLog, FileLogOptions, Log, LogDevice as _, LogError, LogOptions, Lsn, SyncMethod,
+};
 use vellum_testing::random::Random;
 
 /// Where the child finds the log, and how many times it was killed before.
@@ -29,9 +31,14 @@ const MOST_BYTES: u64 = 1 << 20;
 
 /// Opens the log, and checks that each thread's records are there in order, without a gap. Returns
 /// each thread's last one, and where that is.
-fn open(folder: &Path, way: Way, in_flight: usize) -> (Log, BTreeMap<u64, (u64, Lsn)>) {
+fn open(
+    folder: &Path,
+    sync_method: SyncMethod,
+    in_flight: usize,
+) -> (Log, BTreeMap<u64, (u64, Lsn)>) {
     let mut files = FileLogOptions::default();
-    (files.segment_bytes, files.most_bytes, files.way) = (64 << 10, MOST_BYTES, Some(way));
+    (files.segment_bytes, files.most_bytes, files.sync_method) =
+        (64 << 10, MOST_BYTES, Some(sync_method));
     let device = Arc::new(FileLog::open(folder, &files).unwrap());
     let mut last = BTreeMap::new();
     let mut options = LogOptions::default();
@@ -58,7 +65,7 @@ fn content(thread: u64, number: u64) -> Vec<u8> {
 fn child() {
     let Some(folder) = env::var_os(FOLDER) else { return };
     let round: usize = env::var(ROUND).unwrap().parse().unwrap();
-    let (log, last) = open(Path::new(&folder), way(round), 1 + round % 3);
+    let (log, last) = open(Path::new(&folder), sync_method(round), 1 + round % 3);
     // A thread that has to wait for long still finds its newest record in the next life.
     let newest = |thread| AtomicU64::new(last.get(&thread).map_or(0, |(_, lsn)| lsn.0));
     let newest: Vec<_> = (0..THREADS).map(newest).collect();
@@ -99,7 +106,7 @@ fn child() {
 fn child_that_makes_room() {
     let Some(folder) = env::var_os(FOLDER) else { return };
     let round: usize = env::var(ROUND).unwrap().parse().unwrap();
-    let device = FileLog::open(folder, &room_options(way(round))).unwrap();
+    let device = FileLog::open(folder, &room_options(sync_method(round))).unwrap();
     loop {
         // In steps, or at once.
         while round.is_multiple_of(3) && device.prepare().unwrap() {}
@@ -109,9 +116,10 @@ fn child_that_makes_room() {
 }
 
 /// Segments that several writes zero.
-fn room_options(way: Way) -> FileLogOptions {
+fn room_options(sync_method: SyncMethod) -> FileLogOptions {
     let mut files = FileLogOptions::default();
-    (files.segment_bytes, files.most_bytes, files.way) = (SEGMENT, 1 << 40, Some(way));
+    (files.segment_bytes, files.most_bytes, files.sync_method) =
+        (SEGMENT, 1 << 40, Some(sync_method));
     files
 }
 
@@ -149,7 +157,7 @@ fn a_process_that_was_killed_while_it_made_room_leaves_whole_segments() {
             entries.map(|entry| entry.unwrap()).collect::<Vec<_>>()
         };
         begun += usize::from(names().iter().any(|entry| entry.file_name() == NEW));
-        let device = FileLog::open(folder.path(), &room_options(Way::BufferedSync)).unwrap();
+        let device = FileLog::open(folder.path(), &room_options(SyncMethod::BufferedSync)).unwrap();
         for entry in names() {
             assert_eq!(entry.metadata().unwrap().len(), SEGMENT, "{entry:?}");
         }
@@ -163,8 +171,8 @@ fn a_process_that_was_killed_while_it_made_room_leaves_whole_segments() {
     assert!(begun > 0, "no kill of {done} was in the midst of a file");
 }
 
-fn way(round: usize) -> Way {
-    Way::ALL[round % Way::ALL.len()]
+fn sync_method(round: usize) -> SyncMethod {
+    SyncMethod::ALL[round % SyncMethod::ALL.len()]
 }
 
 #[test]
@@ -172,7 +180,7 @@ fn what_a_killed_process_acknowledged_is_there() {
     let folder = tempdir().unwrap();
     let direct = {
         let files = FileLog::open(folder.path(), &FileLogOptions::default()).unwrap();
-        files.way().is_direct()
+        files.sync_method().is_direct()
     };
     let rounds = if env::var_os("VELLUM_SOAK").is_some() { 5000 } else { 300 };
     let mut acknowledged = BTreeMap::new();
@@ -212,7 +220,7 @@ fn what_a_killed_process_acknowledged_is_there() {
         }
         let ended = killer.expect("the child has acknowledged nothing").join().unwrap();
         assert!(!ended.success() && ended.code().is_none(), "{ended}");
-        let (log, last) = open(folder.path(), Way::BufferedSync, 1);
+        let (log, last) = open(folder.path(), SyncMethod::BufferedSync, 1);
         for (thread, number) in &acknowledged {
             let last = last.get(thread).map(|(last, _)| last);
             assert!(last >= Some(number), "round {round}: {thread} {number} is lost");

@@ -8,12 +8,12 @@ use std::thread;
 
 use rustix::fs::{CWD, Mode, mkfifoat};
 use tempfile::tempdir;
-use vellum_log::{FileLog, FileLogOptions, Log, LogDevice as _, LogError, LogOptions, Way};
+use vellum_log::{FileLog, FileLogOptions, Log, LogDevice as _, LogError, LogOptions, SyncMethod};
 
 fn options() -> FileLogOptions {
     let mut options = FileLogOptions::default();
     (options.segment_bytes, options.most_bytes) = (16384, 8 * 16384);
-    options.way = Some(Way::BufferedSync);
+    options.sync_method = Some(SyncMethod::BufferedSync);
     options
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tempfile::{TempDir, tempdir};
 use vellum_log::{
     End, EndReason, FileLog, FileLogOptions, Log, LogError, LogOptions, LogView, Lsn, RecordRef,
-    Shown, Way,
+    Shown, SyncMethod,
 };
 use vellum_testing::random::Random;
 
@@ -21,7 +21,7 @@ const BLOCKS: u64 = 3;
 fn open(folder: &Path) -> Log {
     let mut files = FileLogOptions::default();
     (files.segment_bytes, files.most_bytes) = ((BLOCKS + 1) * 4096, 16 * 16384);
-    files.way = Some(Way::BufferedSync);
+    files.sync_method = Some(SyncMethod::BufferedSync);
     let device = Arc::new(FileLog::open(folder, &files).unwrap());
     let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
     Log::open(device, &LogOptions::default(), None, visit).unwrap().0

@@ -11,7 +11,7 @@ use super::folder::{Folder, KernelFolder};
 use super::found::{NEW, find, name, number};
 use super::owner;
 use super::segment::{NewSegment, Pace, Segment, SegmentHead};
-use super::way::{Choice, PROBE, Way, probe};
+use super::sync_method::{Choice, PROBE, SyncMethod, probe};
 use super::{LogDevice, Written, is_full};
 use crate::block::{BLOCK_BYTES, Block};
 use crate::error::LogError;
@@ -25,13 +25,13 @@ pub struct FileLogOptions {
     pub segment_bytes: u64,
     /// Bytes of all files; a log has two files at least.
     pub most_bytes: u64,
-    /// How blocks become durable; `None` for the way that a probe finds fastest.
-    pub way: Option<Way>,
+    /// How blocks become durable; `None` for the method that a probe finds fastest.
+    pub sync_method: Option<SyncMethod>,
 }
 
 impl Default for FileLogOptions {
     fn default() -> Self {
-        Self { segment_bytes: 16 << 20, most_bytes: 1 << 30, way: None }
+        Self { segment_bytes: 16 << 20, most_bytes: 1 << 30, sync_method: None }
     }
 }
 
@@ -208,11 +208,11 @@ impl FileLog {
         let doing = || format!("opening the log in {}", folder.display());
         // Also of a folder that is there: its process may have been killed before it did so.
         locked.sync().and_then(|()| locked.sync_above()).map_err(LogError::io(doing()))?;
-        let choice = match options.way {
-            Some(way) => Choice { way, in_flight: 1 },
+        let choice = match options.sync_method {
+            Some(sync_method) => Choice { sync_method, in_flight: 1 },
             None => probe(&*locked).map_err(LogError::io(doing()))?,
         };
-        let found = find(folder, &*locked, choice.way, blocks - 1)?;
+        let found = find(folder, &*locked, choice.sync_method, blocks - 1)?;
         let most = options.most_bytes / ((found.blocks + 1) * BLOCK_BYTES as u64);
         let files = found.live.len() + found.spare.len();
         let (first, live, spare) = (found.first, found.live, found.spare);
@@ -234,8 +234,8 @@ impl FileLog {
     }
 
     /// How blocks become durable.
-    pub fn way(&self) -> Way {
-        self.choice.way
+    pub fn sync_method(&self) -> SyncMethod {
+        self.choice.sync_method
     }
 
     /// A file that gets a new number: a spare one, or a new one, which has no name yet.
@@ -289,7 +289,8 @@ impl FileLog {
         let Some(new) = next else {
             self.check_most()?;
             self.folder.remove(NEW)?;
-            *next = Some(NewSegment::create(&*self.folder, NEW, self.choice.way, self.blocks)?);
+            *next =
+                Some(NewSegment::create(&*self.folder, NEW, self.choice.sync_method, self.blocks)?);
             return Ok(true);
         };
         let made = self.unless_failed_or_full(|| new.step(pace));
@@ -455,8 +456,8 @@ impl LogDevice for FileLog {
 
     fn append(&self, first: u64, parts: [&[Block]; 2]) -> io::Result<Written> {
         self.check_home()?;
-        let way = self.choice.way;
-        let _alone = (way == Way::BufferedDsync).then(|| self.alone());
+        let sync_method = self.choice.sync_method;
+        let _alone = (sync_method == SyncMethod::BufferedDsync).then(|| self.alone());
         let count = parts[0].len() + parts[1].len();
         let write = |segment: &Segment, inside, part: Range<usize>| {
             let middle = parts[0].len();
@@ -466,7 +467,7 @@ impl LogDevice for FileLog {
             segment.write(inside, [head, tail])
         };
         self.unless_failed(|| self.by_segment(first, count, write))?;
-        Ok(if way.is_durable() { Written::Durable } else { Written::Cached })
+        Ok(if sync_method.is_durable() { Written::Durable } else { Written::Cached })
     }
 
     fn sync(&self) -> io::Result<()> {

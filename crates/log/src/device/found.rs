@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::folder::Folder;
 use super::segment::{Segment, SegmentHead};
-use super::way::Way;
+use super::sync_method::SyncMethod;
 use crate::block::Lsn;
 use crate::block::Unsound::{Empty, Number};
 use crate::error::LogError;
@@ -58,12 +58,12 @@ type Listed = (Vec<(String, Stated)>, Option<u64>);
 pub(super) fn find(
     folder: &Path,
     locked: &dyn Folder,
-    way: Way,
+    sync_method: SyncMethod,
     new_blocks: u64,
 ) -> Result<Found, LogError> {
     let doing = || format!("opening the log in {}", folder.display());
     let unfit = |what: String| LogError::Unfit { path: folder.into(), what };
-    let (files, last) = list(folder, locked, way)?;
+    let (files, last) = list(folder, locked, sync_method)?;
     let mut known = files.iter().filter_map(|(_, (_, head))| *head);
     let first = known.next();
     let mut log = first.map(|head| head.log);
@@ -119,14 +119,14 @@ pub(super) fn find(
 ///
 /// What an earlier process left in the page cache is made durable, or found not to be there, before
 /// any of it is believed.
-fn list(folder: &Path, locked: &dyn Folder, way: Way) -> Result<Listed, LogError> {
+fn list(folder: &Path, locked: &dyn Folder, sync_method: SyncMethod) -> Result<Listed, LogError> {
     let (mut files, mut last) = (Vec::new(), None);
     let doing = || format!("listing {}", folder.display());
     for name in locked.names().map_err(LogError::io(doing()))? {
         let Some(number) = number(&name) else { continue };
         last = last.max(Some(number));
         let read = || {
-            let segment = Segment::open(locked, &name, way, false)?;
+            let segment = Segment::open(locked, &name, sync_method, false)?;
             segment.settle()?;
             let head = segment.head()?;
             Ok((segment, head))

@@ -20,7 +20,7 @@ mod simulated;
 mod simulated_disk;
 #[cfg(all(test, not(feature = "model")))]
 mod simulated_folder;
-mod way;
+mod sync_method;
 
 pub use file::{FileLog, FileLogOptions};
 pub use look::FileSeen;
@@ -28,9 +28,9 @@ pub(crate) use look::{Seen, look};
 pub use simulated::{SimulatedDevice, SimulatedFault, SimulatedOptions};
 #[cfg(all(test, not(feature = "model")))]
 pub(crate) use simulated_disk::{Planted, SimulatedDisk};
-pub use way::Way;
+pub use sync_method::SyncMethod;
 #[cfg(feature = "testing")]
-pub use way::choose_way;
+pub use sync_method::choose_sync_method;
 
 /// The place of a log: an array of blocks that grows at its end and is given up at its front.
 ///

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes as _;
 
 use super::folder::{Folder, FolderFile};
 use super::is_unreadable;
-use super::way::{Way, write_all};
+use super::sync_method::{SyncMethod, write_all};
 use crate::block::{BLOCK_BYTES, Block, Head, Unsound, at, crc};
 
 const MAGIC: [u8; 8] = *b"VLLOGSEG";
@@ -87,7 +87,7 @@ impl SegmentHead {
 #[derive(Debug)]
 pub(super) struct Segment {
     file: Box<dyn FolderFile>,
-    way: Way,
+    sync_method: SyncMethod,
     /// Something was written since the last sync.
     dirty: AtomicBool,
 }
@@ -96,16 +96,16 @@ impl Segment {
     pub(super) fn open(
         folder: &dyn Folder,
         name: &str,
-        way: Way,
+        sync_method: SyncMethod,
         create: bool,
     ) -> io::Result<Segment> {
-        let file = way.open(folder, name, create)?;
-        Ok(Segment { file, way, dirty: AtomicBool::new(false) })
+        let file = sync_method.open(folder, name, create)?;
+        Ok(Segment { file, sync_method, dirty: AtomicBool::new(false) })
     }
 
     /// One that is only read.
     pub(super) fn to_read(file: Box<dyn FolderFile>) -> Segment {
-        Segment { file, way: Way::BufferedSync, dirty: AtomicBool::new(false) }
+        Segment { file, sync_method: SyncMethod::BufferedSync, dirty: AtomicBool::new(false) }
     }
 
     /// Reads the head; none if there is no whole one.
@@ -176,9 +176,9 @@ impl Segment {
 
     /// Writes blocks; the segment's first one is number 0.
     pub(super) fn write(&self, first: u64, parts: [&[Block]; 2]) -> io::Result<()> {
-        self.way.write(&*self.file, (first + 1) * BLOCK_BYTES as u64, parts)?;
+        self.sync_method.write(&*self.file, (first + 1) * BLOCK_BYTES as u64, parts)?;
         // After the write, so that a sync that sees it covers the write.
-        self.dirty.store(!self.way.is_durable(), Ordering::Release);
+        self.dirty.store(!self.sync_method.is_durable(), Ordering::Release);
         Ok(())
     }
 
@@ -215,10 +215,10 @@ impl NewSegment {
     pub(super) fn create(
         folder: &dyn Folder,
         name: &str,
-        way: Way,
+        sync_method: SyncMethod,
         blocks: u64,
     ) -> io::Result<NewSegment> {
-        let segment = Arc::new(Segment::open(folder, name, way, true)?);
+        let segment = Arc::new(Segment::open(folder, name, sync_method, true)?);
         Ok(NewSegment { segment, blocks: blocks + 1, zeroed: 0, is_allocated: false })
     }
 
@@ -269,7 +269,7 @@ impl NewSegment {
     /// Makes durable what was zeroed, if that is all of the file, or if the page cache has it and
     /// `now` asks for it.
     pub(super) fn settle(&self, now: bool) -> io::Result<()> {
-        let is_cached = !self.segment.way.is_direct();
+        let is_cached = !self.segment.sync_method.is_direct();
         if self.is_whole() || now && is_cached { self.segment.file.sync() } else { Ok(()) }
     }
 }

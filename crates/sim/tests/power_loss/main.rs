@@ -31,7 +31,7 @@ use mounted_store::{DISK_BYTES, Layout, options};
 use tempfile::{TempDir, tempdir_in};
 use threads::Steps;
 use vellum::{Store, StoreBug};
-use vellum_log::{LogBug, Way};
+use vellum_log::{LogBug, SyncMethod};
 use vellum_testing::random::Random;
 
 /// Where the child makes its store and its log.
@@ -79,8 +79,10 @@ fn plant(name: &str) {
 #[test]
 fn child() {
     let (Some(store), Some(log)) = (env::var_os(STORE), env::var_os(LOG)) else { return };
-    let way = env::var(WAY).unwrap();
-    vellum_log::choose_way(Way::ALL.into_iter().find(|known| format!("{known:?}") == way));
+    let sync_method = env::var(WAY).unwrap();
+    vellum_log::choose_sync_method(
+        SyncMethod::ALL.into_iter().find(|known| format!("{known:?}") == sync_method),
+    );
     let bug = env::var(PLANTED).ok();
     let mut options = options(log.into());
     if bug.is_some() {
@@ -112,7 +114,12 @@ enum Kind {
 }
 
 /// Has a child change a store on a new disk, and returns the records of that.
-fn record(folder: &Path, (layout, kind): (Layout, Kind), way: Way, bug: Option<&str>) -> Records {
+fn record(
+    folder: &Path,
+    (layout, kind): (Layout, Kind),
+    sync_method: SyncMethod,
+    bug: Option<&str>,
+) -> Records {
     let records = folder.join("records");
     let id = std::process::id();
     let under = (kind == Kind::Flushed).then(|| Loop::new(&folder.join("disk"), DISK_BYTES));
@@ -130,7 +137,7 @@ fn record(folder: &Path, (layout, kind): (Layout, Kind), way: Way, bug: Option<&
         .env(STORE, mounted.store())
         .env(LOG, mounted.log())
         .env(RECORDED, &name)
-        .env(WAY, format!("{way:?}"))
+        .env(WAY, format!("{sync_method:?}"))
         .envs(bug.map(|bug| (PLANTED, bug)))
         .stdout(Stdio::piped())
         .spawn()
@@ -211,13 +218,13 @@ fn some(all: &[Moment], count: usize, random: &mut Random) -> Vec<Moment> {
 }
 
 /// Has the power fail at so many moments.
-fn power_fails(layout: Layout, kind: Kind, way: Way, count: usize) {
+fn power_fails(layout: Layout, kind: Kind, sync_method: SyncMethod, count: usize) {
     if !is_possible() {
         return eprintln!("{IMPOSSIBLE}");
     }
     let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let folder = tempdir_in("/dev/shm").unwrap();
-    let mut records = record(folder.path(), (layout, kind), way, None);
+    let mut records = record(folder.path(), (layout, kind), sync_method, None);
     let (all, mut random) = (records.moments(), random());
     let moments = some(&all, count, &mut random);
     let restored = Restored::new(layout);
@@ -225,13 +232,13 @@ fn power_fails(layout: Layout, kind: Kind, way: Way, count: usize) {
     for moment in &moments {
         match restored.fail_at(&mut records, *moment, &mut random) {
             Ok(found) => steps.push(found.iter().sum::<u64>()),
-            Err(fault) => panic!("{layout:?}, {kind:?}, {way:?}, {moment:?}: {fault}"),
+            Err(fault) => panic!("{layout:?}, {kind:?}, {sync_method:?}, {moment:?}: {fault}"),
         }
     }
     let open = all.iter().filter(|moment| moment.open() > 1).count();
     let of = format!("{} moments of {}, {open} with open writes", moments.len(), all.len());
     let forced = records.forced();
-    println!("{layout:?}, {kind:?}, {way}: {of}; {forced} forced writes; {steps:?} steps");
+    println!("{layout:?}, {kind:?}, {sync_method}: {of}; {forced} forced writes; {steps:?} steps");
     assert!(open > 0, "no moment has writes that may be lost");
     assert!(forced > 0 || kind == Kind::Flushed, "no write was forced");
     // A disk that loses what it has flushed is found out.
@@ -255,12 +262,12 @@ fn most() -> usize {
 
 #[test]
 fn a_store_in_a_file_system_loses_nothing() {
-    power_fails(Layout::FileSystem, Kind::Forced, Way::DirectDsync, most());
+    power_fails(Layout::FileSystem, Kind::Forced, SyncMethod::DirectDsync, most());
 }
 
 #[test]
 fn a_store_on_a_raw_disk_loses_nothing() {
-    power_fails(Layout::Raw, Kind::Flushed, Way::BufferedSync, most());
+    power_fails(Layout::Raw, Kind::Flushed, SyncMethod::BufferedSync, most());
 }
 
 /// In a long run alone.
@@ -269,10 +276,10 @@ fn a_store_loses_nothing_whichever_way_its_log_is_written() {
     if !is_long() {
         return eprintln!("{LEFT_OUT}");
     }
-    for way in Way::ALL {
+    for sync_method in SyncMethod::ALL {
         for kind in [Kind::Flushed, Kind::Forced] {
-            power_fails(Layout::FileSystem, kind, way, 20);
-            power_fails(Layout::Raw, kind, way, 20);
+            power_fails(Layout::FileSystem, kind, sync_method, 20);
+            power_fails(Layout::Raw, kind, sync_method, 20);
         }
     }
 }
@@ -282,7 +289,7 @@ fn moment_that_finds(bug: &str, most: usize) -> Option<(usize, String)> {
     let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let folder = tempdir_in("/dev/shm").unwrap();
     let disk = (Layout::FileSystem, Kind::Flushed);
-    let mut records = record(folder.path(), disk, Way::BufferedSync, Some(bug));
+    let mut records = record(folder.path(), disk, SyncMethod::BufferedSync, Some(bug));
     let (all, mut random) = (records.moments(), random());
     let restored = Restored::new(Layout::FileSystem);
     // Several times through the record, so that a bug that shows late is noticed soon.
