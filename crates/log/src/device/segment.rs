@@ -30,6 +30,9 @@ pub(super) enum Pace {
     First = if cfg!(test) { 4 } else { 128 },
 }
 
+/// What a step writes, at most. Memory of the heap would fault in anew for each.
+static ZEROES: [Block; 256] = [Block::ZERO; 256];
+
 /// What the first block of a file says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SegmentHead {
@@ -260,8 +263,8 @@ impl NewSegment {
             }
         }
         // What was only allocated would be marked as written with the first write to it.
-        let zeroes = vec![Block::ZERO; (pace as usize).min((self.blocks - self.zeroed) as usize)];
-        write_all(file, self.zeroed * BLOCK_BYTES as u64, [&zeroes, &[]], false)?;
+        let zeroes = &ZEROES[..(pace as usize).min((self.blocks - self.zeroed) as usize)];
+        write_all(file, self.zeroed * BLOCK_BYTES as u64, [zeroes, &[]], false)?;
         self.zeroed += zeroes.len() as u64;
         Ok(())
     }
