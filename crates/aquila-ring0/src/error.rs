@@ -52,6 +52,17 @@ pub enum Error {
     /// The machine has a cache.
     #[error("the machine has a cache already; map the file with that one")]
     HasCache,
+    /// The cache would have too few pages.
+    #[error(
+        "a cache of {pages} pages is too small; have {least} or more, which are {} bytes",
+        u64::from(*.least) << 12
+    )]
+    CacheTooSmall {
+        /// The pages that it was to have.
+        pages: u32,
+        /// The fewest that it can have.
+        least: u32,
+    },
     /// The file is mapped.
     #[error("the file is mapped already; use that mapping, or close it before")]
     AlreadyMapped,

@@ -30,6 +30,10 @@ const VERSION: i32 = 12;
 
 const MAKING: &str = "making a virtual machine";
 
+/// Pages that a cache has at least. [`VirtualMachine::cache`](crate::VirtualMachine::cache) says
+/// why.
+const LEAST_FRAMES: u32 = 8;
+
 /// What has the contents of a managed range's pages.
 pub trait Handler: Send + Sync {
     /// Fills a page that a thread has accessed for the first time. Returns false if the page cannot
@@ -264,11 +268,15 @@ impl Guest {
         if self.cache.get().is_some() {
             return Err(Error::HasCache);
         }
-        if !(1..=vellum_aquila_core::Layout::MOST_FRAMES).contains(&frames) {
+        if frames < LEAST_FRAMES {
+            return Err(Error::CacheTooSmall { pages: frames, least: LEAST_FRAMES });
+        }
+        if frames > vellum_aquila_core::Layout::MOST_FRAMES {
             return Err(Error::System { doing: DOING, errno: Errno::INVAL });
         }
         let length = u64::from(frames) * PAGE as u64;
         let frames_memory = Mapped::new(length, 2 << 20, ProtFlags::READ | ProtFlags::WRITE)?;
+        frames_memory.keep_from_children()?;
         let place = self.memory.add_frames(&self.vm, &frames_memory)?;
         let (memory, shootdown) = (Arc::clone(&self.memory), Arc::clone(&self.shootdown));
         let pages = Pages::new(memory, shootdown, frames_memory, place);
@@ -384,6 +392,7 @@ impl Guest {
         let length = length.ok_or(Error::System { doing, errno: Errno::INVAL })? as u64;
         let back = |_, _| {
             let frames = Mapped::new(length, 2 << 20, ProtFlags::READ | ProtFlags::WRITE)?;
+            frames.keep_from_children()?;
             let place = self.memory.add_frames(&self.vm, &frames)?;
             Ok(Backing::Filled { frames, place, handler })
         };

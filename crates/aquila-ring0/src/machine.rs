@@ -109,11 +109,16 @@ impl VirtualMachine {
     }
 
     /// Makes a cache of file pages, of which ring 0 handles the faults. It has so many pages of
-    /// memory.
+    /// memory, and at least 8. An instruction goes on only when all pages are there that it
+    /// accesses. These are six at most: two of code, and two for each of two operands, or for an
+    /// operand and the stack. What accesses more (`rep movs`, gathers) goes on where it was
+    /// interrupted. The two others are for pages that leave meanwhile. Each thread that uses the
+    /// cache at the same time needs as many.
     ///
     /// # Errors
-    /// [`Error::HasCache`] if the machine has one, [`Error::OnlyInRing3`], [`Error::Forked`],
-    /// [`Error::NoMemory`], and [`Error::System`] for zero or too many pages.
+    /// [`Error::HasCache`] if the machine has one, [`Error::CacheTooSmall`],
+    /// [`Error::OnlyInRing3`], [`Error::Forked`], [`Error::NoMemory`], and [`Error::System`] for
+    /// too many pages.
     pub fn cache(&self, pages: u32, replacement: Replacement) -> Result<Cache<'_>> {
         if is_in_ring_0() {
             return Err(Error::OnlyInRing3 { doing: "making a cache" });

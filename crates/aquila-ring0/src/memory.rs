@@ -138,10 +138,31 @@ impl Mapped {
         self.start + self.length
     }
 
+    /// Keeps the memory from forked children, which do not use it: they would copy what the process
+    /// changes, as long as they live.
+    pub(crate) fn keep_from_children(&self) -> Result<()> {
+        keep_from_children(self.start, self.length)
+    }
+
+    /// Has the memory in small pages alone. Where the system has no large ones, that is so.
+    pub(crate) fn use_small_pages(&self) {
+        let advice = rustix::mm::Advice::LinuxNoHugepage;
+        // SAFETY: the range is this mapping, whose bytes do not change.
+        let _ = unsafe { rustix::mm::madvise(pointer(self.start), self.length as usize, advice) };
+    }
+
     /// Takes access to the first page away.
     pub(crate) fn guard(&self) -> Result<()> {
         protect_page(self.start)
     }
+}
+
+/// Keeps a mapping of the process from forked children.
+pub(crate) fn keep_from_children(start: u64, length: u64) -> Result<()> {
+    let advice = rustix::mm::Advice::LinuxDontFork;
+    // SAFETY: the range is a mapping of this process, whose bytes do not change.
+    unsafe { rustix::mm::madvise(pointer(start), length as usize, advice) }
+        .map_err(|errno| Error::of("keeping memory from children", errno))
 }
 
 /// Takes access to a page away that nothing uses yet.

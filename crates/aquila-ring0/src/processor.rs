@@ -264,9 +264,7 @@ impl Processor {
         let (mut fd, descriptor) = made(vm, id)?;
         let run: *mut kvm_run = fd.get_kvm_run();
         // A forked child would share it, and both would see the other's registers.
-        // SAFETY: the range is a mapping of this process.
-        unsafe { rustix::mm::madvise(run.cast(), run_length, rustix::mm::Advice::LinuxDontFork) }
-            .map_err(|errno| Error::of("keeping a virtual processor from children", errno))?;
+        memory::keep_from_children(run.expose_provenance() as u64, run_length as u64)?;
         // The block; the stack of double faults; segments and task; two pages for vector registers.
         let block = memory.pages(5)?;
         let [faults, segments, states] = [1, 2, 3].map(|page| block + page * PAGE as u64);

@@ -28,6 +28,9 @@ use crate::sys::may_be_written;
 /// Bytes of the cache if the environment does not say them.
 const USUAL: u64 = 256 << 20;
 
+/// Pages that a program's cache has at least: several for each of its threads.
+const LEAST: u32 = 64;
+
 /// What two ranges have in common.
 fn common(one: &Range<u64>, other: &Range<u64>) -> Option<Range<u64>> {
     let both = one.start.max(other.start)..one.end.min(other.end);
@@ -84,6 +87,9 @@ impl ProgramFiles {
             bytes => bytes.parse().map_err(|_| wrong())?,
         };
         let frames = u32::try_from(bytes / PAGE as u64).map_err(|_| wrong())?;
+        if frames < LEAST {
+            return Err(Error::CacheTooSmall { pages: frames, least: LEAST });
+        }
         let replacement = match variable("VELLUM_AQUILA_POLICY").as_str() {
             "" | "s3-fifo" => Replacement::S3Fifo,
             "clock" => Replacement::Clock,

@@ -314,7 +314,7 @@ fn a_store_to_a_file_that_is_read_only_is_a_signal() {
     let Some(machine) = machine() else { return };
     let file = TemporaryFile::new("read-only", 2, 0);
     let reader = File::open(&file.path).unwrap();
-    let cache = machine.cache(2, Replacement::Clock).unwrap();
+    let cache = machine.cache(8, Replacement::Clock).unwrap();
     let mapping = cache.map(&reader).unwrap();
     is_refused_on(&machine, "a_store_to_a_file_that_is_read_only_is_a_signal", || {
         assert_eq!(load(&mapping, 1), stamps(1, 0));
@@ -472,12 +472,92 @@ impl Rounds {
     }
 }
 
+/// An instruction for which six pages must be there at the same time, but that of its code.
+fn push_from(from: *const u64, stack: *mut u64) {
+    // SAFETY: both are words of mappings, and nothing else uses the stack meanwhile.
+    unsafe {
+        std::arch::asm!(
+            "xchg {stack}, rsp",
+            "push qword ptr [{from}]",
+            "mov rsp, {stack}",
+            stack = inout(reg) stack.wrapping_byte_add(8) => _,
+            from = in(reg) from,
+        );
+    }
+}
+
+#[test]
+fn the_smallest_cache_has_the_pages_of_any_instruction() {
+    const PAGES: usize = 64;
+    for replacement in [Replacement::Clock, Replacement::Lru, Replacement::S3Fifo] {
+        let Some(machine) = machine() else { return };
+        let file = TemporaryFile::new("small", PAGES, 0);
+        let refused = machine.cache(7, replacement).unwrap_err();
+        assert_eq!(refused, Error::CacheTooSmall { pages: 7, least: 8 });
+        assert_eq!(
+            refused.to_string(),
+            "a cache of 7 pages is too small; have 8 or more, which are 32768 bytes"
+        );
+        let cache = machine.cache(8, replacement).unwrap();
+        let mapping = cache.map(&file.file).unwrap();
+        let across = |page: usize| word(&mapping, page, 0).wrapping_byte_sub(3);
+        let read = |place: *mut u64| {
+            // SAFETY: the words are in the mapping.
+            unsafe { place.read_unaligned() }
+        };
+        machine
+            .run(|| {
+                for round in 0..200 {
+                    let (from, to) = (1 + round % 31, 33 + round * 7 % 30);
+                    let expected = read(across(from));
+                    push_from(across(from), across(to));
+                    assert_eq!(read(across(to)), expected, "{round}");
+                }
+            })
+            .unwrap();
+    }
+}
+
+/// Bytes of a process' own memory.
+fn own_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn a_child_does_not_keep_the_cache_s_memory() {
+    const PAGES: usize = 2048;
+    if !own_process::entered("a_child_does_not_keep_the_cache_s_memory") {
+        return;
+    }
+    let Some(machine) = machine() else { return };
+    let file = TemporaryFile::new("children", PAGES, 0);
+    let cache = machine.cache(PAGES as u32, Replacement::Clock).unwrap();
+    let mapping = cache.map(&file.file).unwrap();
+    machine
+        .run(|| (0..PAGES).for_each(|page| assert_eq!(load(&mapping, page), stamps(page, 0))))
+        .unwrap();
+    let before = own_memory();
+    // SAFETY: the child only looks, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_less = own_memory() + (PAGES * PAGE) as u64 * 3 / 4 < before;
+        // SAFETY: it ends the child.
+        unsafe { libc::_exit(if is_less { 9 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: the call fills the number.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(libc::WEXITSTATUS(status), 9);
+}
+
 #[test]
 fn a_mapping_ends_while_a_thread_is_in_ring_0() {
     let Some(machine) = machine() else { return };
     let file = TemporaryFile::new("early", 4, 0);
-    let cache = machine.cache(4, Replacement::Clock).unwrap();
-    assert!(matches!(machine.cache(4, Replacement::Clock), Err(Error::HasCache)));
+    let cache = machine.cache(8, Replacement::Clock).unwrap();
+    assert!(matches!(machine.cache(8, Replacement::Clock), Err(Error::HasCache)));
     let mapping = cache.map(&file.file).unwrap();
     machine.run(|| store(&mapping, 2, 1)).unwrap();
     beside(&machine, || (), |_| mapping.close().unwrap());
@@ -525,7 +605,7 @@ fn a_thread_in_ring_0_forgets_what_another_one_evicts() {
 fn a_sync_finds_the_stores_of_a_thread_that_stays_in_ring_0() {
     let Some(machine) = machine() else { return };
     let file = TemporaryFile::new("syncs", 4, 0);
-    let cache = machine.cache(4, Replacement::Clock).unwrap();
+    let cache = machine.cache(8, Replacement::Clock).unwrap();
     let mapping = cache.map(&file.file).unwrap();
     let version = AtomicU64::new(0);
     let act = || store(&mapping, 1, version.load(Ordering::Acquire));
@@ -545,7 +625,7 @@ fn a_file_that_is_open_for_appending_keeps_its_length() {
     let Some(machine) = machine() else { return };
     let file = TemporaryFile::new("append", 4, 0);
     let appending = File::options().read(true).append(true).open(&file.path).unwrap();
-    let cache = machine.cache(4, Replacement::Clock).unwrap();
+    let cache = machine.cache(8, Replacement::Clock).unwrap();
     for io in [Io::Calls, Io::Ring] {
         let mapping = cache.map_with(&appending, io).unwrap();
         machine.run(|| store(&mapping, 1, 3)).unwrap();
@@ -570,7 +650,7 @@ extern "C" fn wait_in_handler(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut l
 fn an_eviction_waits_for_no_handler_of_another_thread() {
     let Some(machine) = machine() else { return };
     let file = TemporaryFile::new("handlers", 4, 0);
-    let cache = machine.cache(4, Replacement::Clock).unwrap();
+    let cache = machine.cache(8, Replacement::Clock).unwrap();
     let mapping = cache.map(&file.file).unwrap();
     common::handle(libc::SIGUSR2, wait_in_handler as *const () as usize);
     let (thread, found) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -610,7 +690,7 @@ fn kicks_are_no_business_of_the_program_s_handler() {
     }
     let Some(machine) = machine() else { return };
     let file = TemporaryFile::new("handler", 4, 0);
-    let cache = machine.cache(4, Replacement::Clock).unwrap();
+    let cache = machine.cache(8, Replacement::Clock).unwrap();
     let mapping = cache.map(&file.file).unwrap();
     let raises = AtomicBool::new(false);
     let act = || {
