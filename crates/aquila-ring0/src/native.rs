@@ -12,7 +12,6 @@
 //! ring 0.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
@@ -26,12 +25,6 @@ use crate::error::{Error, Result};
 use crate::memory::{END, pointer};
 use crate::processor::Processor;
 use crate::sys::set_mask;
-
-thread_local! {
-    /// While the thread calls the handler that was there before: the context that the kernel has
-    /// given, and where the stack was.
-    static PASSED_ON: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
-}
 
 /// What was to happen at SIGTRAP before: a handler, and its flags.
 static PREVIOUS: (AtomicUsize, AtomicI32) = (AtomicUsize::new(libc::SIG_DFL), AtomicI32::new(0));
@@ -232,8 +225,10 @@ unsafe fn copy_state(from: *const u8, to: *mut u8, components: u64) {
 fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // A handler that was installed after this one, and before it once more, may pass on to this:
     // with the same context, from deeper in the stack.
+    // While the thread calls the handler that was there before, it keeps the context that the
+    // kernel has given, and where the stack was.
     let here = (context.addr(), (&raw const context).addr());
-    let before = PASSED_ON.replace(here);
+    let before = current::replace_passed_on(here);
     let is_from_previous = before.0 == here.0 && here.1 < before.1;
     let handler = if is_from_previous { libc::SIG_DFL } else { PREVIOUS.0.load(Ordering::Relaxed) };
     let flags = PREVIOUS.1.load(Ordering::Relaxed);
@@ -264,5 +259,5 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
             }
         }
     }
-    PASSED_ON.set(before);
+    current::replace_passed_on(before);
 }
