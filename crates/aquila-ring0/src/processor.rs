@@ -25,8 +25,9 @@ use crate::running::Running;
 use crate::sys::raw_system_call;
 
 /// Bytes of the stack on which exits are served, and on which handlers of signals run that arrive
-/// while the thread is in ring 0 (unless they have an alternate stack).
-const HOST_STACK: u64 = 256 << 10;
+/// while the thread is in ring 0 (unless they have an alternate stack). Programs count on the usual
+/// stack of a thread. The kernel gives it memory where it is used.
+const HOST_STACK: u64 = 8 << 20;
 
 const MAKING: &str = "making a virtual processor";
 
@@ -261,6 +262,8 @@ impl Processor {
     ) -> Result<Box<Self>> {
         let stack = Mapped::new(HOST_STACK, PAGE as u64, ProtFlags::READ | ProtFlags::WRITE)?;
         stack.guard()?;
+        // Each thread would have a large page for a few small ones.
+        stack.use_small_pages();
         let (mut fd, descriptor) = made(vm, id)?;
         let run: *mut kvm_run = fd.get_kvm_run();
         // A forked child would share it, and both would see the other's registers.
