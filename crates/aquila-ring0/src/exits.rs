@@ -5,6 +5,7 @@
 //! takes a lock of the program's, or changes `errno`.
 #![allow(unsafe_code)]
 
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, kvm_regs};
@@ -16,7 +17,7 @@ use crate::memory::{Window, pointer};
 use crate::message::stop;
 use crate::processor::{Calls, FLAGS, Processor, SET_FS, SET_GS, errno};
 use crate::running::Running;
-use crate::sys::{QUIET, keeping_errno, quiet_system_call, raw_system_call, set_mask};
+use crate::sys::{QUIET, keeping_errno, quiet_system_call, raw_system_call, read_memory, set_mask};
 use crate::{descriptors, native, running};
 
 /// The functions for blocks.
@@ -36,10 +37,14 @@ const HLT: u64 = 1;
 const INT_3: u64 = 1;
 const INT: u64 = 2;
 
-/// Bytes that are copied at a time where a call may be made in parts, and at most where it may do
-/// less than it was asked for.
-const CHUNK: u64 = 1 << 20;
+/// Bytes that are copied at a time where a call may be made in parts, and where nothing says that
+/// it may.
+const CHUNK: u64 = 256 << 10;
 const MOST: u64 = 64 << 20;
+
+/// Bytes that the kernel reads or writes in one call, and vectors that it takes.
+const MOST_OF_KERNEL: u64 = 0x7fff_f000;
+const VECTORS: usize = 1024;
 
 /// In the error code of a page fault: the page is present; the access is a store.
 const PRESENT: u64 = 1;
@@ -232,17 +237,16 @@ impl Thread<'_> {
     }
 
     /// Makes a call that reads or fills managed memory, with a copy in its place. `None` if it is
-    /// no such call.
+    /// no such call, or if the kernel has the answer: nothing is to be copied, or has no place.
     fn lend(&mut self, registers: &kvm_regs) -> Result<Option<u64>> {
         let kvm_regs { rax, rsi, rdx, .. } = *registers;
-        let (start, end) = self.guest.managed();
-        let is_managed = rsi < end && rsi.saturating_add(rdx) > start;
+        let is_managed = is_among(self.guest.managed(), [rsi, rdx]) && (rdx as i64) > 0;
         let result = match rax as i64 {
-            libc::SYS_write | libc::SYS_pwrite64 if is_managed => self.write(registers, CHUNK)?,
-            // A message is sent as a whole.
-            libc::SYS_sendto if is_managed => self.write(registers, u64::MAX)?,
+            libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_sendto if is_managed => {
+                self.write(registers)?
+            }
             libc::SYS_read | libc::SYS_pread64 | libc::SYS_recvfrom if is_managed => {
-                self.read(registers)?
+                return self.read(registers);
             }
             libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2
                 if self.guest.has_managed() =>
@@ -254,18 +258,20 @@ impl Thread<'_> {
         Ok(Some(result))
     }
 
-    /// Makes a call that writes RDX bytes from RSI, of at most so many at a time.
-    fn write(&mut self, registers: &kvm_regs, most: u64) -> Result<u64> {
-        let (address, length) = (registers.rsi, registers.rdx);
-        let Some(room) = Room::new(length.min(most)) else { return Ok(refuse(libc::ENOMEM)) };
+    /// Makes a call that writes RDX bytes from RSI.
+    fn write(&mut self, registers: &kvm_regs) -> Result<u64> {
+        let (address, length) = (registers.rsi, registers.rdx.min(MOST_OF_KERNEL));
+        let Some(room) = Room::for_writing(registers.rdi, length) else {
+            return Ok(refuse(libc::ENOMEM));
+        };
+        let has_place = registers.rax as i64 == libc::SYS_pwrite64;
         let mut done = 0;
         while done < length {
             let part = (length - done).min(room.length);
             let result = match self.copy(room.start, address + done, part)? {
                 true => {
-                    let place = registers.r10.wrapping_add(done);
-                    // The place in the file; a message has one part.
-                    let r10 = if done > 0 { place } else { registers.r10 };
+                    let place = if has_place { done } else { 0 };
+                    let r10 = registers.r10.wrapping_add(place);
                     forward(&kvm_regs { rsi: room.start, rdx: part, r10, ..*registers }) as i64
                 }
                 false => i64::from(-libc::EFAULT),
@@ -282,60 +288,107 @@ impl Thread<'_> {
         Ok(done)
     }
 
-    /// Makes a call that reads at most RDX bytes to RSI.
-    fn read(&mut self, registers: &kvm_regs) -> Result<u64> {
-        let Some(room) = Room::new(registers.rdx.min(MOST)) else {
-            return Ok(refuse(libc::ENOMEM));
+    /// Makes a call that reads at most RDX bytes to RSI. `None` if ring 0 cannot store there: the
+    /// kernel cannot either, and takes nothing from a pipe or a socket then.
+    fn read(&mut self, registers: &kvm_regs) -> Result<Option<u64>> {
+        let storable = self.guest.storable(registers.rsi);
+        if storable == 0 {
+            return Ok(None);
+        }
+        let Some(room) = Room::new(registers.rdx.min(storable).min(MOST)) else {
+            return Ok(Some(refuse(libc::ENOMEM)));
         };
         let result = forward(&kvm_regs { rsi: room.start, rdx: room.length, ..*registers });
         // A message may be longer than the room for it.
         let found = result.min(room.length);
         if (result as i64) < 0 || self.copy(registers.rsi, room.start, found)? {
-            return Ok(result);
+            return Ok(Some(result));
         }
-        Ok(refuse(libc::EFAULT))
+        Ok(Some(refuse(libc::EFAULT)))
     }
 
-    /// Makes a call that writes from RDX vectors at RSI. `None` if none of them is managed.
+    /// Makes a call that writes from RDX vectors at RSI. `None` if none of them is managed, or the
+    /// kernel says what is wrong with them.
     fn write_vectors(&mut self, registers: &kvm_regs) -> Result<Option<u64>> {
-        const VECTORS: usize = 1024;
         let mut vectors = [[0_u64; 2]; VECTORS];
-        let count = registers.rdx as usize;
-        // The kernel says what is wrong with the vectors.
-        if count > VECTORS || !fetch(registers.rsi, &mut vectors[..count]) {
+        let Some(vectors) = vectors.get_mut(..registers.rdx as usize) else { return Ok(None) };
+        let bytes = size_of_val(vectors) as i64;
+        let process = std::process::id().into();
+        if read_memory(process, registers.rsi, vectors.as_flattened_mut()) != bytes
+            || vectors.iter().any(|[_, length]| (*length as i64) < 0)
+        {
             return Ok(None);
         }
-        let (start, end) = self.guest.managed();
-        let is_managed =
-            |[address, length]: [u64; 2]| address < end && address.saturating_add(length) > start;
-        let managed = vectors[..count].iter().copied().filter(|vector| is_managed(*vector));
-        let length = managed.map(|[_, length]| length).fold(0, u64::saturating_add);
+        let managed = vectors.iter().filter(|vector| is_among(self.guest.managed(), **vector));
+        let length = managed.fold(0_u64, |sum, [_, length]| sum.saturating_add(*length));
         if length == 0 {
             return Ok(None);
         }
-        let Some(room) = Room::new(length.min(MOST)) else {
+        let length = length.min(MOST_OF_KERNEL);
+        let Some(room) = Room::for_writing(registers.rdi, length) else {
             return Ok(Some(refuse(libc::ENOMEM)));
         };
-        let (mut used, mut kept) = (0, count);
-        for (at, vector) in vectors[..count].iter_mut().enumerate() {
-            if !is_managed(*vector) {
-                continue;
+        let has_place = match registers.rax as i64 {
+            libc::SYS_pwritev => true,
+            libc::SYS_pwritev2 => registers.r10 != u64::MAX,
+            _ => false,
+        };
+        let mut done = 0;
+        loop {
+            let mut part = [[0_u64; 2]; VECTORS];
+            let part = &mut part[..vectors.len()];
+            let most = MOST_OF_KERNEL - done;
+            let result = match self.gather(vectors, part, &room, most)? {
+                Some(0) => return Ok(Some(done)),
+                Some(_) => {
+                    let place = if has_place { done } else { 0 };
+                    let r10 = registers.r10.wrapping_add(place);
+                    let rsi = part.as_ptr().addr() as u64;
+                    forward(&kvm_regs { rsi, r10, ..*registers }) as i64
+                }
+                None => i64::from(-libc::EFAULT),
+            };
+            if result < 0 {
+                // What was written before counts.
+                return Ok(Some(if done > 0 { done } else { result.cast_unsigned() }));
             }
+            done += result.cast_unsigned();
+            if result.cast_unsigned() < part.iter().map(|[_, length]| length).sum() {
+                return Ok(Some(done));
+            }
+        }
+    }
+
+    /// Takes the first bytes of vectors for one call, at most so many: managed ones are copied, as
+    /// many as there is room for. Returns how many are to be written; `None` if an access is not
+    /// possible.
+    fn gather(
+        &mut self,
+        vectors: &mut [[u64; 2]],
+        part: &mut [[u64; 2]],
+        room: &Room,
+        most: u64,
+    ) -> Result<Option<u64>> {
+        let (mut total, mut used) = (0, 0);
+        for (vector, part) in vectors.iter_mut().zip(part) {
             let [address, length] = *vector;
-            let part = length.min(room.length - used);
-            if !self.copy(room.start + used, address, part)? {
-                return Ok(Some(refuse(libc::EFAULT)));
+            let mut taken = length.min(most - total);
+            *part = [address, taken];
+            if is_among(self.guest.managed(), [address, taken]) {
+                taken = taken.min(room.length - used);
+                if !self.copy(room.start + used, address, taken)? {
+                    return Ok(None);
+                }
+                *part = [room.start + used, taken];
+                used += taken;
             }
-            *vector = [room.start + used, part];
-            used += part;
-            if part < length {
-                // Fewer bytes are written than the program has asked for.
-                kept = at + 1;
+            total += taken;
+            *vector = [address.wrapping_add(taken), length - taken];
+            if taken < length {
                 break;
             }
         }
-        let (rsi, rdx) = (vectors.as_ptr().addr() as u64, kept as u64);
-        Ok(Some(forward(&kvm_regs { rsi, rdx, ..*registers })))
+        Ok(Some(total))
     }
 
     /// Has ring 0 copy bytes, from managed memory or to it. Returns false if an access is not
@@ -444,6 +497,11 @@ struct Room {
 }
 
 impl Room {
+    /// Room for what is written to a file at a time, of so many bytes.
+    fn for_writing(file: u64, length: u64) -> Option<Self> {
+        Self::new(at_a_time(file, length))
+    }
+
     /// `None` if there is none.
     fn new(length: u64) -> Option<Self> {
         let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
@@ -463,15 +521,46 @@ impl Drop for Room {
     }
 }
 
-/// Copies what the program has at an address, which need not be accessible. Returns whether it was.
-fn fetch(address: u64, to: &mut [[u64; 2]]) -> bool {
-    let length = size_of_val(to) as u64;
-    let (own, other) = ([to.as_mut_ptr().addr() as u64, length], [address, length]);
-    let [own, other] = [&raw const own, &raw const other].map(|vector| vector.addr() as u64);
-    let arguments = [std::process::id().into(), own, 1, other, 1, 0];
-    // SAFETY: the kernel fills the words, and reads what may be read.
-    let result = unsafe { raw_system_call(libc::SYS_process_vm_readv as u64, arguments) };
-    result.cast_unsigned() == length
+/// Bytes that are given to the kernel at a time when so many are written to a file. Files, pipes
+/// and streams take them in parts. A message is one, and what other files do is not known.
+fn at_a_time(file: u64, length: u64) -> u64 {
+    if length <= CHUNK {
+        return length;
+    }
+    let most = match kind_of(file) {
+        libc::S_IFREG | libc::S_IFBLK | libc::S_IFIFO => CHUNK,
+        libc::S_IFSOCK if is_stream(file) => CHUNK,
+        libc::S_IFSOCK => MOST_OF_KERNEL,
+        _ => MOST,
+    };
+    length.min(most)
+}
+
+/// The kind of a file, as its mode says it.
+fn kind_of(file: u64) -> u32 {
+    let mut status = MaybeUninit::<libc::stat>::zeroed();
+    let at = status.as_mut_ptr().addr() as u64;
+    // SAFETY: the call fills the structure, which is plain data.
+    let status = unsafe {
+        raw_system_call(libc::SYS_fstat as u64, [file, at, 0, 0, 0, 0]);
+        status.assume_init()
+    };
+    status.st_mode & libc::S_IFMT
+}
+
+/// Whether a socket has no messages.
+fn is_stream(socket: u64) -> bool {
+    let (mut kind, mut length) = (0_i32, 4_u32);
+    let [at, length] = [(&raw mut kind).addr() as u64, (&raw mut length).addr() as u64];
+    let arguments = [socket, libc::SOL_SOCKET as u64, libc::SO_TYPE as u64, at, length, 0];
+    // SAFETY: the call fills the number.
+    unsafe { raw_system_call(libc::SYS_getsockopt as u64, arguments) };
+    kind == libc::SOCK_STREAM
+}
+
+/// Whether a range, of an address and a length, has any address among others.
+fn is_among((start, end): (u64, u64), [address, length]: [u64; 2]) -> bool {
+    length > 0 && address < end && address.saturating_add(length) > start
 }
 
 /// The registers of the code that an exception has interrupted. RIP is at this word of the frame.

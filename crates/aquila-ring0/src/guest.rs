@@ -67,6 +67,11 @@ enum Backing {
 }
 
 impl Range {
+    /// The address after the last.
+    fn end(&self) -> u64 {
+        self.start + self.pages * PAGE as u64
+    }
+
     /// Maps the page at an address; false if it cannot be had.
     fn fault(&self, guest: &Guest, address: u64, is_store: bool) -> bool {
         let page = (address - self.start) / PAGE as u64;
@@ -197,7 +202,7 @@ impl Guest {
 
     /// Processors that no thread has. The caller has all that it takes from the iterator.
     fn idle(&self) -> impl Iterator<Item = Box<Processor>> {
-        let is_idle = |block: &*mut Block| {
+        self.shootdown.blocks().filter_map(|block| {
             // SAFETY: blocks live as long as the machine, and this part of them is atomic.
             unsafe { (**block).is_idle.swap(0, Ordering::Acquire) == 1 }
         };
@@ -440,13 +445,28 @@ impl Guest {
 
     /// Handles a fault at an address among the managed ones. Runs in ring 0.
     pub(crate) fn managed_fault(&self, address: u64, is_store: bool) -> bool {
-        let ranges = self.ranges.iter().filter_map(|range| {
+        self.range(address).is_some_and(|range| range.fault(self, address, is_store))
+    }
+
+    /// Bytes from a managed address on to which ring 0 may store.
+    pub(crate) fn storable(&self, address: u64) -> u64 {
+        let range = self.range(address).filter(|range| match &range.backing {
+            Backing::Filled { .. } => true,
+            Backing::Cached(file) => {
+                let file = self.cache.get().and_then(|cache| cache.pages().file(*file));
+                file.is_some_and(|file| file.writable && file.is_open.load(Ordering::Acquire))
+            }
+        });
+        range.map_or(0, |range| range.end() - address)
+    }
+
+    /// The range that has an address.
+    fn range(&self, address: u64) -> Option<&Range> {
+        let mut ranges = self.ranges.iter().filter_map(|range| {
             // SAFETY: ranges are there as long as the machine.
             unsafe { range.load(Ordering::Acquire).as_ref() }
         });
-        let end = |range: &Range| range.start + range.pages * PAGE as u64;
-        let found = ranges.into_iter().find(|range| (range.start..end(range)).contains(&address));
-        found.is_some_and(|range| range.fault(self, address, is_store))
+        ranges.find(|range| (range.start..range.end()).contains(&address))
     }
 }
 

@@ -18,6 +18,16 @@ impl Drop for BlockedSignals {
     }
 }
 
+/// Copies memory of a thread of this process, or of another process, into words. Returns the bytes,
+/// or a negative error number, which is that of no such process if the thread has ended.
+pub(crate) fn read_memory(thread: u64, address: u64, to: &mut [u64]) -> i64 {
+    let length = size_of_val(to) as u64;
+    let (own, other) = ([to.as_mut_ptr().addr() as u64, length], [address, length]);
+    let [own, other] = [&raw const own, &raw const other].map(|vector| vector.addr() as u64);
+    // SAFETY: the kernel fills the words, and reads what may be read.
+    unsafe { raw_system_call(libc::SYS_process_vm_readv as u64, [thread, own, 1, other, 1, 0]) }
+}
+
 /// Changes the mask of the thread's signals, and returns what it was, without the C library, which
 /// has signals of its own in mind.
 pub(crate) fn set_mask(how: libc::c_int, mask: u64) -> u64 {

@@ -8,13 +8,14 @@
 mod common;
 
 use std::fs::File;
+use std::io::ErrorKind::WouldBlock;
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 
 use common::{PAGE, machine};
-use vellum_aquila_ring0::Replacement;
+use vellum_aquila_ring0::{Advice, Replacement};
 
 /// More than is copied at a time, and not a multiple of a page.
 const LENGTH: usize = (2 << 20) + 12_345;
@@ -47,6 +48,10 @@ fn whole(file: &File) -> Vec<u8> {
 fn bytes_at<'a>(start: *mut u8) -> &'a mut [u8] {
     // SAFETY: the mapping has the bytes, and the caller has one such slice at a time.
     unsafe { std::slice::from_raw_parts_mut(start, LENGTH) }
+}
+
+fn errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap()
 }
 
 #[track_caller]
@@ -100,6 +105,145 @@ fn messages_are_sent_as_a_whole() {
     let mut message = vec![0; 2 * MESSAGE];
     assert_eq!(to.recv(&mut message).unwrap(), MESSAGE);
     assert!(message[..MESSAGE] == bytes[PAGE / 2..][..MESSAGE]);
+}
+
+/// A message that is longer than what is copied at a time of a stream.
+#[test]
+fn a_long_message_is_sent_as_a_whole() {
+    const MESSAGE: usize = (1 << 20) + 100;
+    let Some(machine) = machine() else { return };
+    let (mapped, bytes) = file();
+    let cache = machine.cache(64, Replacement::Clock).unwrap();
+    let mapping = cache.map(&mapped).unwrap();
+    let (from, to) = UnixDatagram::pair().unwrap();
+    let room: libc::c_int = 8 << 20;
+    let (at, length) = ((&raw const room).cast(), size_of_val(&room) as libc::socklen_t);
+    let socket = from.as_raw_fd();
+    // SAFETY: the call reads the number.
+    let set =
+        unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, at, length) };
+    if set != 0 {
+        return eprintln!("skipped: no right to such a message: {}", io::Error::last_os_error());
+    }
+    let sent = machine
+        .run(|| {
+            let all = &*bytes_at(mapping.as_ptr());
+            // SAFETY: the bytes are there.
+            unsafe { libc::write(socket, all.as_ptr().cast(), MESSAGE) }
+        })
+        .unwrap();
+    assert_eq!(sent, MESSAGE as isize);
+    let mut message = vec![0; 2 * MESSAGE];
+    assert_eq!(to.recv(&mut message).unwrap(), MESSAGE);
+    assert!(message[..MESSAGE] == bytes[..MESSAGE]);
+}
+
+/// A stream that takes little of it does not have all of it copied.
+#[test]
+fn a_full_socket_has_little_copied() {
+    let Some(machine) = machine() else { return };
+    let (mapped, bytes) = file();
+    let cache = machine.cache(64, Replacement::Clock).unwrap();
+    let mapping = cache.map(&mapped).unwrap();
+    // Each page that is copied is a fault.
+    mapping.advise(Advice::Random);
+    let (mut from, mut to) = UnixStream::pair().unwrap();
+    from.set_nonblocking(true).unwrap();
+    let mut sent = [0; 2];
+    let before = machine.counts();
+    machine
+        .run(|| {
+            let all = &*bytes_at(mapping.as_ptr());
+            sent[0] = from.write(all).unwrap();
+            let vectors = [IoSlice::new(&all[sent[0]..]), IoSlice::new(b"end")];
+            assert_eq!(from.write_vectored(&vectors).unwrap_err().kind(), WouldBlock);
+            // SAFETY: the bytes are there.
+            let again = unsafe { libc::send(from.as_raw_fd(), all.as_ptr().cast(), LENGTH, 0) };
+            assert_eq!(again, -1);
+        })
+        .unwrap();
+    let faults = machine.counts().managed_faults - before.managed_faults;
+    // Of each of the three, at most a part more than was taken.
+    let most = (sent[0] + 3 * (256 << 10)) / PAGE + 100;
+    assert!(faults < most as u64, "{faults} faults for {} bytes", sent[0]);
+    drop(from);
+    let mut received = Vec::new();
+    to.read_to_end(&mut received).unwrap();
+    assert!(received == bytes[..sent[0]]);
+}
+
+#[test]
+fn calls_of_no_byte_are_the_kernel_s() {
+    let Some(machine) = machine() else { return };
+    let (mapped, _) = file();
+    let cache = machine.cache(64, Replacement::Clock).unwrap();
+    let mapping = cache.map(&mapped).unwrap();
+    let mut out = temporary();
+    let (from, to) = UnixDatagram::pair().unwrap();
+    machine
+        .run(|| {
+            let none = &mut bytes_at(mapping.as_ptr())[PAGE..PAGE];
+            assert_eq!(out.write(none).unwrap(), 0);
+            assert_eq!(out.read(none).unwrap(), 0);
+            assert_eq!(from.send(none).unwrap(), 0);
+            let vectors = [IoSlice::new(none), IoSlice::new(b"word"), IoSlice::new(none)];
+            assert_eq!(out.write_vectored(&vectors).unwrap(), 4);
+            // SAFETY: no bytes are there that the call could take.
+            let many = unsafe { libc::write(out.as_raw_fd(), none.as_ptr().cast(), usize::MAX) };
+            assert_eq!((many, errno()), (-1, libc::EFAULT));
+        })
+        .unwrap();
+    assert_eq!(to.recv(&mut [0]).unwrap(), 0);
+    assert_eq!(whole(&out), b"word");
+}
+
+#[test]
+fn a_long_write_of_vectors_to_a_file_is_not_cut() {
+    let Some(machine) = machine() else { return };
+    let (mapped, bytes) = file();
+    let cache = machine.cache(64, Replacement::Clock).unwrap();
+    let mapping = cache.map(&mapped).unwrap();
+    let out = temporary();
+    // More than is copied for one call, of parts that begin anywhere.
+    let parts: Vec<(usize, usize)> = (0..40).map(|at| (at * 7, LENGTH - at * 9)).collect();
+    let length: usize = parts.iter().map(|(_, length)| length - 300).sum();
+    let written = machine
+        .run(|| {
+            let all = &*bytes_at(mapping.as_ptr());
+            let part = |(at, length): &(usize, usize)| IoSlice::new(&all[*at..][..length - 300]);
+            let vectors: Vec<IoSlice<'_>> = parts.iter().map(part).collect();
+            let (at, count) = (vectors.as_ptr().cast(), vectors.len() as libc::c_int);
+            // SAFETY: the vectors are there, with their bytes.
+            unsafe { libc::pwritev(out.as_raw_fd(), at, count, 100) }
+        })
+        .unwrap();
+    assert_eq!(written, length as isize);
+    let mut place = 100;
+    for (at, length) in parts {
+        let mut found = vec![0; length - 300];
+        out.read_exact_at(&mut found, place).unwrap();
+        assert!(found == bytes[at..][..found.len()], "from {at}");
+        place += found.len() as u64;
+    }
+}
+
+#[test]
+fn a_read_into_a_read_only_mapping_takes_nothing() {
+    let Some(machine) = machine() else { return };
+    let (mapped, _) = file();
+    let read_only = File::open(format!("/proc/self/fd/{}", mapped.as_raw_fd())).unwrap();
+    let cache = machine.cache(64, Replacement::Clock).unwrap();
+    let mapping = cache.map(&read_only).unwrap();
+    let (mut from, to) = UnixStream::pair().unwrap();
+    let mut words = [0; 10];
+    machine
+        .run(|| {
+            (&to).write_all(b"some words").unwrap();
+            is_fault(from.read(&mut bytes_at(mapping.as_ptr())[..100]));
+            from.read_exact(&mut words).unwrap();
+        })
+        .unwrap();
+    assert_eq!(&words, b"some words");
 }
 
 #[test]
