@@ -197,6 +197,8 @@ impl Thread<'_> {
             libc::SYS_close_range => close_range(registers),
             // The C library uses `clone` then.
             libc::SYS_clone3 => refuse(libc::ENOSYS),
+            // The kernel would not abort a sequence in ring 0.
+            libc::SYS_rseq => refuse(libc::ENOSYS),
             // Keys protect nothing in ring 0: the program learns that there are none.
             libc::SYS_pkey_alloc => refuse(libc::ENOSPC),
             // The process' half of the thread finds its own data by FS.
