@@ -70,13 +70,17 @@ pub(crate) struct Block {
     /// The guest's shootdowns, and the processor's number.
     pub(crate) shootdown: usize,
     pub(crate) number: usize,
-    /// 1 while no thread has the processor: the next that wants one may take it.
+    /// 1 while no thread has the processor, or [`LOST`]: the next that wants one may take it.
     pub(crate) is_idle: AtomicU64,
     /// What other threads know of the processor.
     pub(crate) running: Running,
     /// How often what happened.
     pub(crate) counts: BlockCounts,
 }
+
+/// In [`Block::is_idle`]: the thread that had the processor has left ring 0 without a word, at any
+/// moment, and uses it no more.
+pub(crate) const LOST: u64 = 2;
 
 /// All registers of the program, for ring 3.
 #[repr(C)]

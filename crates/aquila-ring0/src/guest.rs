@@ -16,7 +16,7 @@ use crate::cache::{PageCache, Replacement};
 use crate::counts::Counts;
 use crate::current;
 use crate::descriptors::{self, Kept};
-use crate::entry::{self, Block, PAGE};
+use crate::entry::{self, LOST, PAGE};
 use crate::error::{Error, Result};
 use crate::memory::{KVM_PAGES, MANAGED, Mapped, Memory, Window, pointer};
 use crate::message::{append, say, stop};
@@ -204,12 +204,14 @@ impl Guest {
     fn idle(&self) -> impl Iterator<Item = Box<Processor>> {
         self.shootdown.blocks().filter_map(|block| {
             // SAFETY: blocks live as long as the machine, and this part of them is atomic.
-            unsafe { (**block).is_idle.swap(0, Ordering::Acquire) == 1 }
-        };
-        let blocks = self.shootdown.blocks().filter(is_idle);
-        // SAFETY: it was a box, which `give`, or a thread that has ended, has left to the one that
-        // finds it.
-        blocks.map(|block| unsafe { Box::from_raw(pointer((*block).processor)) })
+            let was_idle = unsafe { (*block).is_idle.swap(0, Ordering::Acquire) };
+            // SAFETY: it was a box, which `give`, or a thread that has ended, has left to the one
+            // that finds it.
+            let found = (was_idle != 0)
+                .then(|| unsafe { Box::<Processor>::from_raw(pointer((*block).processor)) });
+            // One of which KVM says nothing is of no use.
+            found.filter(|found| was_idle != LOST || found.forget_events().is_ok())
+        })
     }
 
     /// A virtual processor for the calling thread: one that no thread uses, or a new one.

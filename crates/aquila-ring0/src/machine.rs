@@ -254,16 +254,18 @@ pub mod launch {
     use std::ops::Range;
     use std::os::fd::FromRawFd as _;
     use std::sync::OnceLock;
+    use std::sync::atomic::Ordering;
 
     use rustix::io::Errno;
     use vellum_interpose::Request;
 
     use super::{Place, VirtualMachine};
-    use crate::entry::PAGE;
+    use crate::current;
+    use crate::entry::{LOST, PAGE};
     use crate::error::{Error, Result};
     use crate::message::say;
     use crate::program_files::ProgramFiles;
-    use crate::sys::keeping_errno;
+    use crate::sys::{is_in_ring_0, keeping_errno};
 
     /// `main`.
     pub type Main = unsafe extern "C-unwind" fn(c_int, *mut *mut c_char, *mut *mut c_char) -> c_int;
@@ -282,12 +284,44 @@ pub mod launch {
         Any,
     ) -> c_int;
 
+    /// Has the calling thread leave its virtual processor to others when it ends, if it has left
+    /// ring 0 without a word.
+    fn give_back_at_the_end() {
+        if let Some(key) = KEY.get() {
+            // SAFETY: the key was made. Its value is no address.
+            unsafe { libc::pthread_setspecific(*key, std::ptr::without_provenance(1)) };
+        }
+    }
+
+    /// What the C library calls on a thread that ends, on the thread's own stack. A thread that is
+    /// in ring 0 ends there. Another one was taken out of it by a handler of a signal: by
+    /// `longjmp`, or because it was cancelled, or by `pthread_exit`.
+    unsafe extern "C" fn give_back(_: *mut c_void) {
+        let (block, machine) = (current::block(), MACHINE.get());
+        let is_own = machine.is_some_and(|machine| machine.guest.is_own_process());
+        if is_in_ring_0() || block.is_null() || !is_own {
+            return;
+        }
+        // SAFETY: blocks live as long as the machine, and these parts of them are atomic. The
+        // thread does not use the processor, nor its stack, any more.
+        unsafe {
+            (*block).running.leave();
+            current::set_block(std::ptr::null_mut());
+            (*block).is_idle.store(LOST, Ordering::Release);
+        }
+    }
+
     /// The exit code if the program cannot go to ring 0: that of a command that cannot be executed.
     const CANNOT_RUN: c_int = 126;
 
     static MAIN: OnceLock<Main> = OnceLock::new();
     static MACHINE: OnceLock<VirtualMachine> = OnceLock::new();
     static FILES: OnceLock<ProgramFiles> = OnceLock::new();
+    /// Whose function the C library calls on threads that end.
+    static KEY: OnceLock<libc::pthread_key_t> = OnceLock::new();
+    /// The C library's. To look it up waits for a lock of the loader's, which another thread may
+    /// hold until a thread is made.
+    static CREATE_THREAD: OnceLock<CreateThread> = OnceLock::new();
 
     /// `__libc_start_main`: the C library's, with another `main`.
     ///
@@ -300,6 +334,7 @@ pub mod launch {
         rest: [Any; 4],
     ) -> c_int {
         let _ = MAIN.set(main);
+        next_create_thread();
         let [at_start, at_end, loader_at_end, stack] = rest;
         // SAFETY: the function has this type, and the arguments are the caller's.
         unsafe {
@@ -334,7 +369,14 @@ pub mod launch {
         if let Some(files) = ProgramFiles::of_environment(&machine.guest)? {
             let _ = FILES.set(files);
         }
-        machine.reserve()?.stay()
+        let mut key = 0;
+        // SAFETY: the call fills the number; the function is there as long as the process.
+        if unsafe { libc::pthread_key_create(&raw mut key, Some(give_back)) } == 0 {
+            let _ = KEY.set(key);
+        }
+        machine.reserve()?.stay()?;
+        give_back_at_the_end();
+        Ok(())
     }
 
     /// The pages of a range; `None` if the kernel will refuse the range.
@@ -489,8 +531,7 @@ pub mod launch {
         routine: Routine,
         argument: Any,
     ) -> c_int {
-        // SAFETY: the function has this type.
-        let next: CreateThread = unsafe { next(c"pthread_create") };
+        let next = next_create_thread();
         let place = match MACHINE.get().map(VirtualMachine::reserve) {
             Some(Ok(place)) => place,
             Some(Err(Error::Forked)) | None => {
@@ -516,8 +557,14 @@ pub mod launch {
         if let Err(error) = place.stay() {
             end(&error);
         }
+        give_back_at_the_end();
         // SAFETY: the program has made the thread for that.
         unsafe { routine(argument) }
+    }
+
+    fn next_create_thread() -> CreateThread {
+        // SAFETY: the function has this type.
+        *CREATE_THREAD.get_or_init(|| unsafe { next(c"pthread_create") })
     }
 
     /// The function of a name that is behind the library's own.

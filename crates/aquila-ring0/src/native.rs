@@ -24,6 +24,7 @@ use crate::entry::{self, Block, Native, PAGE};
 use crate::error::{Error, Result};
 use crate::memory::{END, pointer};
 use crate::processor::Processor;
+use crate::running::{KICK_CODE, Running};
 use crate::sys::set_mask;
 
 /// What was to happen at SIGTRAP before: a handler, and its flags.
@@ -125,13 +126,18 @@ pub(crate) unsafe fn clone(
 /// The handler.
 extern "C" fn on_trap(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let block = current::block();
-    // SAFETY: the kernel gives a handler the structure.
-    let code = unsafe { (*info).si_code };
-    // If the user has too many signals pending, the kernel does not say who has sent it.
-    let may_be_kick = matches!(code, libc::SI_TKILL | libc::SI_USER) && !block.is_null();
-    // SAFETY: a thread's block is there while it uses it; this part is atomic.
-    if may_be_kick && unsafe { (*block).running.acknowledge() } {
+    // SAFETY: the kernel gives a handler the structure. A thread's block is there while it uses
+    // it; this part is atomic.
+    let (code, value, own) = unsafe {
+        let running = (!block.is_null()).then(|| &(*block).running);
+        ((*info).si_code, (*info).si_value().sival_ptr.addr(), running)
+    };
+    if code == KICK_CODE {
         // It was to end `KVM_RUN`, and has.
+        return Running::take_kick(own, value as u64);
+    }
+    // If the user has too many signals pending, the kernel does not say who has sent it.
+    if code == libc::SI_USER && own.is_some_and(Running::acknowledge) {
         return;
     }
     if code == TRACE && !block.is_null() {

@@ -489,6 +489,19 @@ impl Processor {
         self.run
     }
 
+    /// Forgets an exception that KVM was to deliver to a thread that has left in the middle of
+    /// anything.
+    ///
+    /// # Errors
+    /// When KVM does not give or take what is pending.
+    pub(crate) fn forget_events(&self) -> Result<()> {
+        let failed = || Error::kvm("giving a virtual processor to another thread");
+        let mut events = self.fd.get_vcpu_events().map_err(failed())?;
+        (events.exception.injected, events.exception.pending) = (0, 0);
+        (events.interrupt.injected, events.nmi.injected, events.nmi.pending) = (0, 0, 0);
+        self.fd.set_vcpu_events(&events).map_err(failed())
+    }
+
     /// Runs the guest until it exits. Returns 0 or a negative error number, without `errno`, which
     /// may be in use.
     pub(crate) fn go(&self) -> i64 {

@@ -12,11 +12,16 @@
 //! then, and does not before the thread has looked for the last generation. So no thread waits for
 //! a handler of the program's that runs on the other one. A thread that was kicked does not go on
 //! before the signal has been delivered: so none comes when the thread does something else.
+//!
+//! A handler of the program's may take a thread out of ring 0 for good, and the thread may end
+//! without a word. Then no signal reaches it, or one reaches the thread that has its number now.
+//! Either way the thread that kicks learns that the processor is *lost*, and nobody waits for it.
 #![allow(unsafe_code)]
 
+use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use crate::sys::{raw_system_call, rest, set_mask};
+use crate::sys::{raw_system_call, read_memory, rest, set_mask};
 
 /// The thread is not in the guest, nor about to enter it.
 const OUT: u64 = 0;
@@ -37,6 +42,15 @@ const NEXT: u64 = 8;
 /// The signal that ends `KVM_RUN`.
 const KICK: libc::c_int = libc::SIGTRAP;
 const KICK_BIT: u64 = 1 << (KICK - 1);
+
+/// The `si_code` of a kick. The kernel and the C library use none of these numbers.
+pub(crate) const KICK_CODE: libc::c_int = -0x7a11;
+
+/// Bits of a kick's value that tell it from others of the same processor.
+const KICK_NUMBER: u32 = 29;
+
+/// The value of the last kick that has reached a thread which does not use its processor.
+static ASTRAY: AtomicU64 = AtomicU64::new(0);
 
 /// A virtual processor, as other threads see it.
 #[repr(C)]
@@ -122,6 +136,17 @@ impl Running {
         self.seen.fetch_max(generation, Ordering::SeqCst);
     }
 
+    /// Takes a kick that has just arrived at the calling thread, which uses the processor `own` if
+    /// it uses any.
+    pub(crate) fn take_kick(own: Option<&Self>, value: u64) {
+        match own {
+            Some(own) if own.kick_value(0) >> KICK_NUMBER == value >> KICK_NUMBER => {
+                own.acknowledge();
+            }
+            _ => ASTRAY.store(value, Ordering::SeqCst),
+        }
+    }
+
     /// Says that the thread is not in the guest, if a signal that has just arrived at it is a kick.
     /// Returns whether it is.
     pub(crate) fn acknowledge(&self) -> bool {
@@ -152,8 +177,9 @@ impl Running {
 
     /// Has the thread leave the guest, if it is there and has not seen the generation. The caller
     /// has installed the handler of the signal. `again` sends it once more to a thread that has
-    /// been sent it, because the program may have ignored it.
-    pub(crate) fn kick(&self, generation: u64, again: bool) {
+    /// been sent it, because the program may have ignored it. Returns true once if the processor is
+    /// lost: then it is not in the guest.
+    pub(crate) fn kick(&self, generation: u64, again: bool) -> bool {
         let word = self.word.load(Ordering::SeqCst);
         let is_due = match word & STATE {
             IN => true,
@@ -166,17 +192,41 @@ impl Running {
             || !self.is_before(generation)
             || self.word.compare_exchange(word, kicking, order, failed).is_err()
         {
-            return;
+            return false;
         }
+        let went_astray = again && ASTRAY.load(Ordering::SeqCst) == self.kick_value(word);
         self.flag().store(1, Ordering::SeqCst);
-        let thread = u64::from(self.thread.load(Ordering::Relaxed));
-        let process = u64::from(std::process::id());
-        // SAFETY: the thread is one of this process', and does not go on before the state below.
-        unsafe {
-            raw_system_call(libc::SYS_tgkill as u64, [process, thread, KICK as u64, 0, 0, 0])
-        };
+        if went_astray || !self.send(self.kick_value(kicking), again) {
+            // No thread runs the processor any more.
+            self.flag().store(0, Ordering::SeqCst);
+            return self.change(kicking, OUT);
+        }
         // The handler may have been faster.
         self.change(kicking, KICKED);
+        false
+    }
+
+    /// What tells a kick from others: the processor, and the number in the word.
+    fn kick_value(&self, word: u64) -> u64 {
+        // A page has one.
+        let processor = (ptr::from_ref(self).addr() >> 12) as u64;
+        processor << KICK_NUMBER | (word / NEXT) & ((1 << KICK_NUMBER) - 1)
+    }
+
+    /// Sends the signal to the thread, which does not go on meanwhile. Returns false if the thread
+    /// has ended. Of the process' first thread the kernel says that only if it is asked (`again`).
+    fn send(&self, value: u64, again: bool) -> bool {
+        const GONE: i64 = -(libc::ESRCH as i64);
+        let thread = u64::from(self.thread.load(Ordering::Relaxed));
+        let process = u64::from(std::process::id());
+        let mut about = [0_u64; 16];
+        [about[0], about[1]] = [KICK as u64, u64::from(KICK_CODE.cast_unsigned())];
+        [about[2], about[3]] = [process, value];
+        let at = (&raw const about).addr() as u64;
+        let arguments = [process, thread, KICK as u64, at, 0, 0];
+        // SAFETY: the thread is one of this process', and its handler knows the code.
+        let sent = unsafe { raw_system_call(libc::SYS_rt_tgsigqueueinfo as u64, arguments) };
+        sent != GONE && !(again && read_memory(thread, at, &mut [0]) == GONE)
     }
 
     /// Whether the thread may be in the guest with translations of earlier generations.

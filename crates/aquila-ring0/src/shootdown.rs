@@ -8,8 +8,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use crate::entry::Block;
-use crate::running::Running;
+use crate::entry::{Block, LOST};
 use crate::sys::{BlockedSignals, is_in_ring_0, rest};
 use crate::{current, native};
 
@@ -63,20 +62,29 @@ impl Shootdown {
             Some(own) => own.stay_out(),
             None => {}
         }
-        let is_behind = |other: &&Running| {
-            !own.is_some_and(|own| ptr::eq(own, *other)) && other.is_behind(generation)
+        // SAFETY: blocks live as long as the machine, and this part of them is atomic.
+        let running = |block: *mut Block| unsafe { &(*block).running };
+        let is_behind = |block: &*mut Block| {
+            let other = running(*block);
+            !own.is_some_and(|own| ptr::eq(own, other)) && other.is_behind(generation)
         };
-        if !self.processors().any(|other| is_behind(&other)) {
+        if !self.blocks().any(|block| is_behind(&block)) {
             return;
         }
+        let kick = |block: *mut Block, again| {
+            if running(block).kick(generation, again) {
+                // SAFETY: as above. No thread has the processor.
+                unsafe { (*block).is_idle.store(LOST, Ordering::Release) };
+            }
+        };
         // The program may have installed a handler of its own meanwhile. And while one of its
         // others ran on this thread, those that were kicked would wait.
         let _ = native::install();
         let _blocked = BlockedSignals::new();
-        self.processors().filter(is_behind).for_each(|other| other.kick(generation, false));
-        for other in self.processors().filter(is_behind) {
+        self.blocks().filter(is_behind).for_each(|block| kick(block, false));
+        for block in self.blocks().filter(is_behind) {
             let mut attempt = 0_u32;
-            while other.is_behind(generation) {
+            while running(block).is_behind(generation) {
                 attempt += 1;
                 rest(attempt);
                 let again = attempt.is_multiple_of(AGAIN);
@@ -85,7 +93,7 @@ impl Shootdown {
                     let _ = native::install();
                 }
                 // One that had been kicked before, and has entered again, may be behind.
-                other.kick(generation, again);
+                kick(block, again);
             }
         }
     }
@@ -94,11 +102,6 @@ impl Shootdown {
     pub(crate) fn blocks(&self) -> impl Iterator<Item = *mut Block> {
         let count = self.count.load(Ordering::SeqCst);
         self.blocks[..count].iter().map(|block| block.load(Ordering::Relaxed))
-    }
-
-    fn processors(&self) -> impl Iterator<Item = &Running> {
-        // SAFETY: blocks live as long as the machine, and this part of them is atomic.
-        self.blocks().map(|block| unsafe { &(*block).running })
     }
 }
 
@@ -109,6 +112,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::running::Running;
 
     const REUSED: u64 = u64::MAX;
 
@@ -149,6 +153,48 @@ mod tests {
         current::set_block(ptr::null_mut());
     }
 
+    /// The address of the block of a new processor.
+    fn new_block(shootdown: &Shootdown) -> usize {
+        // SAFETY: the layout has a size; only parts that were written are used.
+        unsafe {
+            let block = alloc_zeroed(Layout::new::<Block>()).cast::<Block>();
+            let flag = (*block).scratch_flag().cast_mut().cast::<u8>();
+            (&raw mut (*block).running).write(Running::new(flag));
+            shootdown.add(block);
+            block.expose_provenance()
+        }
+    }
+
+    /// A thread that has left ring 0 without a word has ended; or another one has its number, and
+    /// gets the kick.
+    #[test]
+    fn nobody_waits_for_a_thread_that_has_ended() {
+        for is_number_used_again in [false, true] {
+            let shootdown = Shootdown::new();
+            let block = ptr::with_exposed_provenance_mut::<Block>(new_block(&shootdown));
+            // SAFETY: the block is there as long as the test, and these parts of it were written.
+            let (running, is_idle) = unsafe { (&(*block).running, &(*block).is_idle) };
+            let (has_entered, may_end) = (AtomicBool::new(false), AtomicBool::new(false));
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    running.take();
+                    running.enter();
+                    has_entered.store(true, Ordering::Release);
+                    while is_number_used_again && !may_end.load(Ordering::Relaxed) {
+                        thread::yield_now();
+                    }
+                });
+                while !has_entered.load(Ordering::Acquire) {
+                    thread::yield_now();
+                }
+                shootdown.shoot_down();
+                assert_eq!(is_idle.load(Ordering::Relaxed), LOST);
+                assert!(!running.is_behind(u64::MAX));
+                may_end.store(true, Ordering::Relaxed);
+            });
+        }
+    }
+
     /// Threads unmap a page, have all forget it, and use its frame for something else, while others
     /// are in the guest. Signals are real.
     #[test]
@@ -157,18 +203,7 @@ mod tests {
         const ROUNDS: usize = 100;
         let (shootdown, page, may_end) =
             (Shootdown::new(), Page::default(), AtomicBool::new(false));
-        let blocks: Vec<usize> = (0..PROCESSORS)
-            .map(|_| {
-                // SAFETY: the layout has a size; only parts that were written are used.
-                unsafe {
-                    let block = alloc_zeroed(Layout::new::<Block>()).cast::<Block>();
-                    let flag = (*block).scratch_flag().cast_mut().cast::<u8>();
-                    (&raw mut (*block).running).write(Running::new(flag));
-                    shootdown.add(block);
-                    block.expose_provenance()
-                }
-            })
-            .collect();
+        let blocks: Vec<usize> = (0..PROCESSORS).map(|_| new_block(&shootdown)).collect();
         let unmap = |lock: &AtomicBool| {
             for _ in 0..ROUNDS {
                 while lock.swap(true, Ordering::Acquire) {

@@ -210,9 +210,16 @@ fn threads_come_and_go() {
 }
 
 #[test]
+fn a_constructor_waits_for_a_thread_that_makes_another() {
+    let printed = own_is_the_same(&["constructor"], b"");
+    assert!(printed.is_none_or(|printed| printed == "42\nloaded\n"));
+}
+
+#[test]
 fn threads_end_by_pthread_exit() {
     own_is_the_same(&["thread-exits"], b"");
-    own_is_the_same(&["first-thread-exits"], b"");
+    let printed = own_is_the_same(&["first-thread-exits"], b"");
+    assert!(printed.is_none_or(|printed| printed == "the other thread goes on\n"));
 }
 
 #[test]
@@ -221,6 +228,70 @@ fn a_thread_is_cancelled_while_it_computes_and_while_it_waits() {
         let printed = own_is_the_same(&[how], b"");
         assert!(printed.is_none_or(|printed| printed == "true\n"), "{how}");
     }
+}
+
+/// Cancellation while a thread computes, `pthread_exit`, a jump and the end, each in a handler.
+#[test]
+fn nobody_waits_for_threads_that_handlers_took_away() {
+    let Some(library) = library() else { return };
+    let file = TemporaryFile::new("lost");
+    for how in ["cancel", "exit", "jump", "call"] {
+        let arguments = (&["lost", how, file.path()][..], &b""[..]);
+        let (_, faults) = is_the_same_with(&CACHED, &library, &own_program(), arguments);
+        assert!(faults > 500, "{how}: {faults} faults");
+    }
+    for how in ["exit", "jump", "call"] {
+        let arguments = (&["first-thread-lost", how, file.path()][..], &b""[..]);
+        let (printed, _) = is_the_same_with(&CACHED, &library, &own_program(), arguments);
+        assert!(printed.contains(' '), "{how}: {printed}");
+    }
+}
+
+#[test]
+fn a_handler_has_the_stack_that_it_would_have() {
+    own_is_the_same(&["deep-handler"], b"");
+}
+
+#[test]
+fn there_are_no_restartable_sequences() {
+    let Some(library) = library() else { return };
+    let (command, path) = preloaded(&library, &own_program(), &["rseq"]);
+    let inside = output(command, b"");
+    let printed = String::from_utf8_lossy(&inside.stdout).into_owned();
+    assert_eq!(printed, format!("{}\n", libc::ENOSYS), "{inside:?}");
+    take_figures(&path);
+}
+
+#[test]
+fn a_cache_that_is_too_small_is_an_error() {
+    let Some(library) = library() else { return };
+    let (mut command, _) = preloaded(&library, &own_program(), &["where"]);
+    command.envs([("VELLUM_AQUILA_MIN", "1"), ("VELLUM_AQUILA_CACHE", "262143")]);
+    let inside = output(command, b"");
+    let said = String::from_utf8_lossy(&inside.stderr).into_owned();
+    assert_eq!((inside.status.code(), &inside.stdout[..]), (Some(126), &b""[..]), "{said}");
+    let least = "a cache of 63 pages is too small; have 64 or more, which are 262144 bytes";
+    assert!(said.contains(least), "{said}");
+}
+
+/// Handlers of the library must not ask the loader for their thread's data, which may allocate: so
+/// it tells the loader that its data has a fixed place.
+#[test]
+fn the_library_has_its_threads_data_at_a_fixed_place() {
+    const DYNAMIC: u32 = 2;
+    const FLAGS: u64 = 30;
+    const STATIC_TLS: u64 = 0x10;
+    let Some(library) = library() else { return };
+    let bytes = fs::read(library).unwrap();
+    let word = |at: usize| u64::from_le_bytes(bytes[at..][..8].try_into().unwrap());
+    let short = |at: usize| usize::from(u16::from_le_bytes(bytes[at..][..2].try_into().unwrap()));
+    let headers = (0..short(56)).map(|number| word(32) as usize + number * short(54));
+    let is_dynamic = |at: &usize| bytes[*at..][..4] == DYNAMIC.to_le_bytes();
+    let dynamic = headers.into_iter().find(is_dynamic).unwrap();
+    let start = word(dynamic + 8) as usize;
+    let entries = (0..word(dynamic + 32) as usize).step_by(16).map(|at| start + at);
+    let flags = entries.into_iter().find(|at| word(*at) == FLAGS).map_or(0, |at| word(at + 8));
+    assert!(flags & STATIC_TLS != 0, "{flags:#x}");
 }
 
 #[test]

@@ -2,33 +2,48 @@
 //! library preloaded and without, and compare what it prints and how it ends.
 //!
 //! Without their variable it does nothing, because cargo and the lab run each program of this
-//! folder, with the arguments of tests.
+//! folder, with the arguments of tests. It begins as programs in C do: Rust's own beginning lets
+//! no `pthread_exit` unwind through it.
+#![no_main]
 #![allow(unsafe_code)]
 // In tests, unwrap is the assertion.
 #![allow(clippy::unwrap_used)]
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs::File;
 use std::hint::black_box;
 use std::io::{BufRead as _, Write as _};
 use std::os::fd::AsRawFd as _;
-use std::process::{Command, ExitCode, Stdio};
+use std::panic::catch_unwind;
+use std::process::{Command, Stdio};
 use std::ptr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-fn main() -> ExitCode {
+#[unsafe(no_mangle)]
+extern "C-unwind" fn main(_: c_int, _: *const *const c_char) -> c_int {
     if std::env::var_os("VELLUM_RING0_PROGRAM").is_none() {
         println!("a program for other tests: nothing to do");
-        return ExitCode::SUCCESS;
+        return 0;
     }
     let arguments: Vec<String> = std::env::args().collect();
     let words: Vec<&str> = arguments.iter().skip(1).map(String::as_str).collect();
     match words[..] {
+        ["return", code] => code.parse().unwrap(),
+        ["first-thread-exits"] => first_thread_exits(),
+        ["first-thread-lost", how, path] => first_thread_lost(how, path),
+        _ => match catch_unwind(|| run(&arguments[0], &words)) {
+            Ok(()) => std::process::exit(0),
+            Err(_) => std::process::exit(101),
+        },
+    }
+}
+
+fn run(program: &str, words: &[&str]) {
+    match words[..] {
         ["where"] => tell_where(),
-        ["return", code] => return ExitCode::from(code.parse::<u8>().unwrap()),
         ["exit", code] => std::process::exit(code.parse().unwrap()),
         ["raise", signal] => {
             // SAFETY: it ends the process.
@@ -44,14 +59,17 @@ fn main() -> ExitCode {
         ["many-threads", count] => many_threads(count.parse().unwrap()),
         ["at-exit"] => at_exit(),
         ["thread-exits"] => thread_exits(),
-        ["first-thread-exits"] => first_thread_exits(),
         ["cancelled"] => cancelled(waits_to_be_cancelled),
         ["cancelled-asleep"] => cancelled(sleeps_to_be_cancelled),
         ["fork"] => fork(),
-        ["spawn"] => spawn(&arguments[0]),
-        ["exec"] => exec(&arguments[0]),
+        ["spawn"] => spawn(program),
+        ["exec"] => exec(program),
         ["descriptors"] => descriptors(),
         ["signals"] => signals(),
+        ["lost", how, path] => lost(how, path),
+        ["deep-handler"] => deep_handler(),
+        ["rseq"] => rseq(),
+        ["constructor"] => constructor(),
         ["deep"] => println!("{}", deep(20_000)),
         ["map", path] => map(path),
         ["map-in-threads", path, rounds] => map_in_threads(path, rounds.parse().unwrap()),
@@ -60,7 +78,6 @@ fn main() -> ExitCode {
         ["bad", how, path] => bad(how, path),
         _ => panic!("{words:?}"),
     }
-    ExitCode::SUCCESS
 }
 
 fn ring() -> u16 {
@@ -143,6 +160,12 @@ unsafe extern "C-unwind" {
     fn pthread_cancel(thread: libc::pthread_t) -> c_int;
     fn pthread_testcancel();
     fn pause() -> c_int;
+    fn makecontext(
+        context: *mut libc::ucontext_t,
+        function: unsafe extern "C-unwind" fn(),
+        count: c_int,
+    );
+    fn pthread_setcanceltype(new: c_int, old: *mut c_int) -> c_int;
 }
 
 fn make(routine: unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void) -> libc::pthread_t {
@@ -179,7 +202,7 @@ unsafe extern "C-unwind" fn prints_later(_: *mut c_void) -> *mut c_void {
 }
 
 /// The process ends with the last of its threads.
-fn first_thread_exits() {
+fn first_thread_exits() -> ! {
     make(prints_later);
     // SAFETY: what is not cleaned up is the process' own until it ends.
     unsafe { pthread_exit(ptr::null_mut()) }
@@ -552,4 +575,189 @@ fn refused(path: &str) {
 fn deep(rest: u64) -> u64 {
     let words = black_box([rest; 32]);
     if rest == 0 { 0 } else { deep(rest - 1) + words[31] }
+}
+
+/// How the handler below leaves.
+static LEAVES_BY: Mutex<&str> = Mutex::new("");
+
+/// What the thread has done, and whether it may end.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+static JUMPED: AtomicBool = AtomicBool::new(false);
+static MAY_END: AtomicBool = AtomicBool::new(false);
+
+fn wait_until(flag: &AtomicBool) {
+    while !flag.swap(false, Ordering::AcqRel) {
+        thread::yield_now();
+    }
+}
+
+/// A handler that does not return.
+extern "C-unwind" fn leave(_: c_int) {
+    const STACK: usize = 256 << 10;
+    let how = *LEAVES_BY.lock().unwrap();
+    // SAFETY: nothing on the thread's stacks is to be cleaned up, and the new stack is there as
+    // long as the process.
+    unsafe {
+        match how {
+            "exit" => pthread_exit(ptr::without_provenance_mut(42)),
+            "call" => _ = libc::syscall(libc::SYS_exit, 0),
+            _ => {
+                let context: &mut libc::ucontext_t = Box::leak(Box::new(std::mem::zeroed()));
+                assert_eq!(libc::getcontext(context), 0);
+                context.uc_stack.ss_sp = Box::leak(Box::new([0_u8; STACK])).as_mut_ptr().cast();
+                context.uc_stack.ss_size = STACK;
+                makecontext(context, goes_on, 0);
+                libc::setcontext(context);
+            }
+        }
+    }
+}
+
+/// What a thread does that has jumped out of the handler.
+unsafe extern "C-unwind" fn goes_on() {
+    FOUND.store(sum_of_mapped(), Ordering::Relaxed);
+    JUMPED.store(true, Ordering::Release);
+    wait_until(&MAY_END);
+    // SAFETY: nothing here is to be cleaned up.
+    unsafe { pthread_exit(ptr::without_provenance_mut(43)) }
+}
+
+unsafe extern "C-unwind" fn computes(_: *mut c_void) -> *mut c_void {
+    const ASYNCHRONOUS: c_int = 1;
+    let mut old = 0;
+    // SAFETY: the thread has nothing that is to be cleaned up.
+    unsafe { pthread_setcanceltype(ASYNCHRONOUS, &raw mut old) };
+    black_box(sum_of_mapped());
+    BEGUN.store(true, Ordering::Release);
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+/// The mapping that threads use which handlers take away, and the handler.
+fn prepare_to_lose(how: &'static str, path: &str) -> Mapped {
+    let whole = Mapped::new(&File::open(path).unwrap(), 4096, 400_000, libc::MAP_SHARED);
+    MAPPED.store(whole.start.expose_provenance() as u64, Ordering::Relaxed);
+    *LEAVES_BY.lock().unwrap() = how;
+    let handler: extern "C-unwind" fn(c_int) = leave;
+    // SAFETY: the handler is one of signals.
+    unsafe { libc::signal(libc::SIGUSR1, handler as *const () as libc::sighandler_t) };
+    whole
+}
+
+/// Threads that a handler takes away while they compute, and others that use the cache afterwards.
+fn lost(how: &str, path: &str) {
+    let whole = prepare_to_lose(String::leak(how.to_owned()), path);
+    for _ in 0..20 {
+        let thread = make(computes);
+        wait_until(&BEGUN);
+        // SAFETY: the thread was made, and is not joined yet.
+        let sent = unsafe {
+            match how {
+                "cancel" => pthread_cancel(thread),
+                _ => libc::pthread_kill(thread, libc::SIGUSR1),
+            }
+        };
+        assert_eq!(sent, 0);
+        if how == "jump" {
+            wait_until(&JUMPED);
+            println!("{} {}", whole.sum(), sum_of_mapped() == FOUND.load(Ordering::Relaxed));
+            MAY_END.store(true, Ordering::Release);
+        }
+        println!("{} {}", join(thread), whole.sum());
+    }
+    // Each takes one in ring 0.
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    assert!(open < 15, "{open} descriptors");
+}
+
+/// The same with the first thread. The kernel says that it is there until the process ends.
+fn first_thread_lost(how: &str, path: &str) -> ! {
+    prepare_to_lose(String::leak(how.to_owned()), path);
+    // SAFETY: the call has no arguments.
+    let first = unsafe { libc::pthread_self() };
+    thread::spawn(move || {
+        wait_until(&BEGUN);
+        // SAFETY: the thread computes.
+        assert_eq!(unsafe { libc::pthread_kill(first, libc::SIGUSR1) }, 0);
+        thread::sleep(Duration::from_millis(300));
+        println!("{} {}", sum_of_mapped(), sum_of_mapped());
+        std::process::exit(3);
+    });
+    // SAFETY: it does not return.
+    unsafe { computes(ptr::null_mut()) };
+    unreachable!("it computes")
+}
+
+extern "C" fn uses_its_stack(_: c_int) {
+    let bytes = black_box([7_u8; 1 << 20]);
+    FOUND.store(sum(&bytes), Ordering::Relaxed);
+}
+
+fn deep_handler() {
+    let handler: extern "C" fn(c_int) = uses_its_stack;
+    // SAFETY: the handler is one of signals.
+    unsafe {
+        libc::signal(libc::SIGUSR1, handler as *const () as libc::sighandler_t);
+        assert_eq!(libc::raise(libc::SIGUSR1), 0);
+    }
+    println!("{}", FOUND.load(Ordering::Relaxed));
+}
+
+/// Asks for restartable sequences.
+fn rseq() {
+    let mut area = [0_u64; 8];
+    // SAFETY: the kernel takes the area or not. It is there as long as the thread needs it.
+    let result = unsafe { libc::syscall(libc::SYS_rseq, area.as_mut_ptr(), 32, 0, 0x1234) };
+    println!("{}", answer(result as c_int));
+    std::process::exit(0);
+}
+
+/// A library (ELF) that calls a function of this program when it is loaded, and has nothing else.
+fn library_that_calls(function: unsafe extern "C-unwind" fn()) -> Vec<u8> {
+    const SIZE: u64 = 0x1000;
+    let [dynamic, strings, symbols, code] = [0x100, 0x180, 0x1a0, 0x200];
+    let mut bytes = vec![0; SIZE as usize];
+    let mut put = |at: u64, value: &[u8]| {
+        bytes[at as usize..][..value.len()].copy_from_slice(value);
+    };
+    let words =
+        |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    put(0, b"\x7fELF\x02\x01\x01");
+    // A library for x86-64; where the headers of segments are, their bytes, and how many.
+    put(16, &[3, 0, 62, 0, 1]);
+    put(32, &[64]);
+    put(52, &[64, 0, 56, 0, 3]);
+    // All bytes; what the loader is told; and that the stack is not executable.
+    put(64, &words(&[7 << 32 | 1, 0, 0, 0, SIZE, SIZE, SIZE]));
+    put(64 + 56, &words(&[6 << 32 | 2, dynamic, dynamic, dynamic, 96, 96, 8]));
+    put(64 + 112, &words(&[6 << 32 | 0x6474_e551, 0, 0, 0, 0, 0, 16]));
+    put(dynamic, &words(&[12, code, 5, strings, 6, symbols, 10, 1, 11, 24, 0, 0]));
+    // mov rax, FUNCTION; jmp rax
+    put(code, &[0x48, 0xb8]);
+    put(code + 2, &(function as *const () as u64).to_le_bytes());
+    put(code + 10, &[0xff, 0xe0]);
+    bytes
+}
+
+unsafe extern "C-unwind" fn makes_another(_: *mut c_void) -> *mut c_void {
+    ptr::without_provenance_mut(join(make(exits)))
+}
+
+unsafe extern "C-unwind" fn makes_threads() {
+    println!("{}", join(make(makes_another)));
+}
+
+/// The loader holds its lock while a library that it loads makes a thread, which makes another.
+fn constructor() {
+    // What `pthread_exit` needs is loaded before.
+    join(make(exits));
+    let path = std::env::temp_dir().join(format!("ring0-{}.so", std::process::id()));
+    std::fs::write(&path, library_that_calls(makes_threads)).unwrap();
+    let name = CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the library's only code calls the function.
+    let loaded = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+    std::fs::remove_file(path).unwrap();
+    assert!(!loaded.is_null(), "{}", std::io::Error::last_os_error());
+    println!("loaded");
 }
