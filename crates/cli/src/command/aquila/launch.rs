@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -13,7 +14,7 @@ use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 use std::thread;
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, fgetxattr, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, getpgrp, pidfd_open, pidfd_send_signal};
 use rustix::termios::tcgetpgrp;
 use signal_hook::low_level::pipe;
@@ -237,29 +238,102 @@ fn find(name: &OsStr) -> Outcome<PathBuf> {
     found.ok_or_else(|| Failure::message(format!("no program {} in PATH", name.display())))
 }
 
-/// Refuses what would ignore the library without a word.
+/// Refuses what would ignore the library without a word. Of a script that is its interpreter.
 fn check_program(path: &Path, backend: &str) -> Outcome {
-    let file = File::open(path).doing(|| format!("opening {}", path.display()))?;
+    let script = path.display();
+    let (mut name, mut path) = (script.to_string(), path.to_owned());
+    for _ in 0..=MOST_INTERPRETERS {
+        let file = File::open(&path).doing(|| format!("opening {name}"))?;
+        match interpreter_of(&file).doing(|| format!("reading {name}"))? {
+            Some(interpreter) => {
+                name = format!("{} (the interpreter of {script})", interpreter.display());
+                path = interpreter;
+            }
+            None => return check_binary(&name, &file, backend),
+        }
+    }
+    Err(Failure::message(format!(
+        "{name} is a script again: the kernel goes through at most {MOST_INTERPRETERS} of them"
+    )))
+}
+
+/// Scripts that are interpreters of others before a program that is no script, which the kernel
+/// runs.
+const MOST_INTERPRETERS: usize = 5;
+
+/// The interpreter of a script, found as the kernel finds it.
+fn interpreter_of(file: &File) -> io::Result<Option<PathBuf>> {
+    /// Bytes that the kernel looks at.
+    const MOST: u64 = 256;
+    let mut begin = Vec::new();
+    file.take(MOST).read_to_end(&mut begin)?;
+    let Some(line) = begin.strip_prefix(b"#!") else { return Ok(None) };
+    let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let mut words = line.split(|byte| b" \t\0".contains(byte));
+    let word = words.find(|word| !word.is_empty());
+    Ok(word.map(|word| PathBuf::from(OsStr::from_bytes(word))))
+}
+
+/// Refuses a program that is no script.
+fn check_binary(name: &str, file: &File, backend: &str) -> Outcome {
+    let refuse = |why: &str| Err(Failure::message(format!("{name} {why}")));
     if file.metadata().is_ok_and(|data| data.permissions().mode() & 0o6000 != 0) {
-        return Err(Failure::message(format!(
-            "{} runs with another user's rights: the loader preloads no library for that",
-            path.display()
-        )));
+        return refuse("runs with another user's rights: the loader preloads no library for that");
     }
-    if is_static(&file).unwrap_or(false) {
-        return Err(Failure::message(format!(
-            "{} is linked statically: it loads no library, so its calls cannot be answered",
-            path.display()
-        )));
+    if fgetxattr(file, "security.capability", &mut [0; 64][..]).is_ok() {
+        return refuse(
+            "has rights of its own (file capabilities, as 'getcap' shows them): the loader \
+             preloads no library for that",
+        );
     }
-    if backend == RING_0 && begins_otherwise(&file).unwrap_or(false) {
-        return Err(Failure::message(format!(
-            "{} does not begin as programs with the C library do (__libc_start_main): the library \
+    let header = header_of(file).doing(|| format!("reading {name}"))?;
+    if header.is_some_and(|header| header.class != CLASS_64) {
+        return refuse("is a program for 32 bits: it cannot load the library, which is for 64");
+    }
+    if header.is_some_and(|header| header.machine != OWN_MACHINE) {
+        return refuse("is a program for another kind of processor: it cannot load the library");
+    }
+    if let Some(header) = header
+        && is_static(file, header).unwrap_or(false)
+    {
+        return refuse(
+            "is linked statically: it loads no library, so its calls cannot be answered",
+        );
+    }
+    if backend == RING_0 && begins_otherwise(file).unwrap_or(false) {
+        return refuse(
+            "does not begin as programs with the C library do (__libc_start_main): the library \
              could not move it to ring 0",
-            path.display()
-        )));
+        );
     }
     Ok(())
+}
+
+/// What the header of a program (ELF) says.
+#[derive(Clone, Copy)]
+struct Header {
+    class: u8,
+    machine: u16,
+    /// Where the headers of segments are in the file, their bytes, and how many there are.
+    segments: (u64, u64, u64),
+}
+
+const CLASS_64: u8 = 2;
+
+/// The number of this processor's kind.
+const OWN_MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+
+/// The header of a program. Other files have none.
+fn header_of(file: &File) -> io::Result<Option<Header>> {
+    let mut bytes = [0; 64];
+    let count = file.read_at(&mut bytes, 0)?;
+    if count < bytes.len() || !bytes.starts_with(b"\x7fELF") {
+        return Ok(None);
+    }
+    let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+    let start = u64::from_le_bytes(std::array::from_fn(|byte| bytes[32 + byte]));
+    let segments = (start, short(54).into(), short(56).into());
+    Ok(Some(Header { class: bytes[4], machine: short(18), segments }))
 }
 
 /// Whether a file is a program that does not name the function by which those of the C library
@@ -273,17 +347,10 @@ fn begins_otherwise(mut file: &File) -> io::Result<bool> {
     Ok(is_program && !bytes.windows(BEGIN.len()).any(|window| window == BEGIN))
 }
 
-/// Whether a file is a program that asks for no loader. Scripts are not.
-fn is_static(file: &File) -> io::Result<bool> {
+/// Whether a program for 64 bits asks for no loader.
+fn is_static(file: &File, header: Header) -> io::Result<bool> {
     const LOADER: u32 = 3;
-    let mut header = [0; 64];
-    file.take(64).read_exact(&mut header)?;
-    if !header.starts_with(b"\x7fELF\x02\x01") {
-        return Ok(false);
-    }
-    let short = |at: usize| u64::from(u16::from_le_bytes([header[at], header[at + 1]]));
-    let start = u64::from_le_bytes(std::array::from_fn(|byte| header[32 + byte]));
-    let (bytes, count) = (short(54), short(56));
+    let (start, bytes, count) = header.segments;
     for entry in 0..count {
         let mut kind = [0; 4];
         file.read_exact_at(&mut kind, start.saturating_add(entry * bytes))?;
@@ -317,7 +384,21 @@ fn set_environment(command: &mut Command, arguments: &Arguments, library: &Path)
     command.env("VELLUM_AQUILA_POLICY", &arguments.policy);
     command.env("VELLUM_AQUILA_DIRECT", if arguments.direct { "1" } else { "0" });
     command.env_remove("VELLUM_AQUILA_STATISTICS");
+    if arguments.backend == RING_0 {
+        let tunables = std::env::var_os("GLIBC_TUNABLES").unwrap_or_default();
+        command.env("GLIBC_TUNABLES", without_rseq(tunables));
+    }
     Ok(())
+}
+
+/// Settings of the C library, by which it registers no restartable sequences: the kernel does not
+/// abort them in ring 0. The last one of a name counts.
+fn without_rseq(mut tunables: OsString) -> OsString {
+    if !tunables.is_empty() {
+        tunables.push(":");
+    }
+    tunables.push("glibc.pthread.rseq=0");
+    tunables
 }
 
 /// What the processes say that have left figures: a line for each.
@@ -335,4 +416,99 @@ fn about(text: &str, backend: &str) -> String {
 /// The exit code that a shell would show.
 fn code_of(ended: ExitStatus) -> i32 {
     ended.code().or(ended.signal().map(|signal| 128 + signal)).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    // In tests, unwrap is the assertion.
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+
+    use rustix::fs::{XattrFlags, setxattr};
+
+    use super::*;
+
+    /// What is said of a program that is refused.
+    #[track_caller]
+    fn refused(path: &Path) -> String {
+        check_program(path, USERFAULTFD).unwrap_err().to_string()
+    }
+
+    /// This program, which may be run.
+    fn own(folder: &Path, name: &str) -> PathBuf {
+        let path = folder.join(name);
+        fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
+        path
+    }
+
+    #[test]
+    fn programs_that_load_no_library_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = own(folder.path(), "program");
+        check_program(&path, USERFAULTFD).unwrap();
+        let change = |at: u64, byte: u8| {
+            File::options().write(true).open(&path).unwrap().write_all_at(&[byte], at).unwrap();
+        };
+        change(4, 1);
+        assert!(refused(&path).contains("is a program for 32 bits"));
+        change(4, 2);
+        change(18, 3);
+        assert!(refused(&path).contains("for another kind of processor"));
+        // No segments.
+        change(18, OWN_MACHINE as u8);
+        change(56, 0);
+        assert!(refused(&path).contains("is linked statically"));
+    }
+
+    #[test]
+    fn programs_with_rights_of_their_own_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = own(folder.path(), "program");
+        // Version 2: the right to open any port, permitted and in force.
+        let rights: Vec<u8> =
+            [0x0200_0001_u32, 1 << 10, 0, 0, 0].into_iter().flat_map(u32::to_le_bytes).collect();
+        match setxattr(&path, "security.capability", &rights, XattrFlags::empty()) {
+            Ok(()) => assert!(refused(&path).contains("file capabilities")),
+            Err(errno) => println!("skipped: no right to give rights: {errno}"),
+        }
+        let path = own(folder.path(), "other");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+        assert!(refused(&path).contains("another user's rights"));
+    }
+
+    #[test]
+    fn scripts_are_what_their_interpreters_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = own(folder.path(), "program");
+        let script = |name: &str, line: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, format!("#!{line}\nexit 1\n")).unwrap();
+            path
+        };
+        let mut last = script("0", &format!(" \t{} -x", program.display()));
+        // The kernel takes no rights from a script.
+        fs::set_permissions(&last, fs::Permissions::from_mode(0o4755)).unwrap();
+        for name in 1..5 {
+            check_program(&last, USERFAULTFD).unwrap();
+            last = script(&name.to_string(), &last.display().to_string());
+        }
+        check_program(&last, USERFAULTFD).unwrap();
+        let longer = script("5", &last.display().to_string());
+        assert!(refused(&longer).contains("is a script again"), "{}", refused(&longer));
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
+        let said = refused(&last);
+        assert!(said.contains("the interpreter of") && said.contains("user's rights"), "{said}");
+        assert!(refused(&script("none", "/no/such")).contains("opening /no/such (the interpreter"));
+        // The kernel runs neither: the shell says so.
+        check_program(&script("empty", " "), USERFAULTFD).unwrap();
+    }
+
+    #[test]
+    fn settings_of_the_c_library_stay() {
+        assert_eq!(without_rseq(OsString::new()), "glibc.pthread.rseq=0");
+        let own = OsString::from("glibc.malloc.check=1:glibc.pthread.rseq=1");
+        let expected = "glibc.malloc.check=1:glibc.pthread.rseq=1:glibc.pthread.rseq=0";
+        assert_eq!(without_rseq(own), expected);
+    }
 }
