@@ -9,7 +9,7 @@ use std::process::Command;
 use passed::Mark;
 use programs::POWER_LOSS;
 
-use crate::artifacts::TestProgram;
+use crate::artifacts::{Artifacts, TestProgram};
 use crate::jobs::{self, Job};
 use crate::setup;
 use crate::workspace::{Outcome, cargo};
@@ -216,10 +216,11 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     if !options.packages.is_empty() {
         let mut programs = programs::of_package(root, "vellum-lab", &["--test", "guest"])?;
         for package in &options.packages {
-            // Libraries that its tests preload are examples.
-            let with_examples = ["--tests", "--examples"];
-            let selection = &with_examples[..if package == RING_0 { 2 } else { 1 }];
-            programs.extend(programs::of_package(root, package, selection)?);
+            if package == RING_0 {
+                // The library that its tests preload. `cargo test` would build a test of it.
+                Artifacts::build(root, &["build", "--quiet", "--package", RING_0, "--examples"])?;
+            }
+            programs.extend(programs::of_package(root, package, &["--tests"])?);
         }
         let in_turn = options.packages.iter().any(|package| package == RING_0);
         let options = &Options { in_turn, ..options.clone() };
