@@ -73,7 +73,8 @@ pub use store::salvage::{SalvagedTree, SalvagedTrees};
 pub use store::{Limits, Store, StoreStat};
 pub use tree::{
     BulkLoader, Cursor, Entries, ExtractIf, KeyRange, OwnedBulkLoader, OwnedValueReader,
-    OwnedValueWriter, Tree, TreeStat, ValueReader, ValueWriter, Visit, VisitReaders,
+    OwnedValueWriter, SalvagedEntry, Tree, TreeStat, ValueReader, ValueWriter, Visit, VisitReaders,
+    VisitSalvaged,
 };
 pub use txn::{
     Durability, Isolation, Savepoint, Snapshot, Transaction, TransactionOptions, ViewEntries,

@@ -23,9 +23,10 @@ that can be read. It skips damaged pages, and names each on standard error. It d
 STORE. NEW must not exist; it gets its name when it is complete and durable. Exit status: 0 if
 nothing was skipped, 1 if something was, or if there is no NEW; the last line says which.
 
-If the list of the trees is damaged, the command reads the whole file to find the others. A tree
-whose name is lost gets a name with its number, such as lost-17. If the store was not closed, that
-may be a tree that was dropped.
+If the list of the trees is damaged, or a page above the leaves of a tree, the command reads the
+whole file to find what is below it. It says how many entries came from such pages without a parent.
+A tree whose name is lost gets a name with its number, such as lost-17. If the store was not closed,
+that may be a tree that was dropped, and some of the entries may be older than the others.
 
 It does not read a log. It refuses a store that was not closed and may have its log, unless you add
 --without-log: open the store before, as every other command does. Entries of pages from different
@@ -55,6 +56,8 @@ pub struct Arguments {
 pub struct Found {
     /// The entries that were saved.
     pub saved: u64,
+    /// Those of them that are in nodes without a sound parent, or below such nodes.
+    pub orphans: u64,
     /// The places that were skipped: pages, and values.
     pub damaged: u64,
 }
@@ -187,9 +190,12 @@ type TakeEntry<'t> = &'t mut dyn FnMut(&[u8], ValueReader<'_>) -> Outcome<Option
 pub fn entries(tree: &SalvagedTree, path: &Path, entry: TakeEntry<'_>) -> Outcome<Found> {
     let (mut count, mut outcome) = (Found::default(), Ok(()));
     let name = tree.name();
-    tree.salvage_readers(&mut |found| {
+    tree.salvage_entries(&mut |found| {
+        let mut is_orphan = false;
         // Reads all of a value before it passes it on: a written line cannot be undone.
-        let found = found.map_err(|error| error.to_string()).and_then(|(key, mut value)| {
+        let found = found.map_err(|error| error.to_string()).and_then(|entry| {
+            let (key, mut value) = (entry.key, entry.value);
+            is_orphan = entry.is_orphan;
             each_part(&mut value, &mut |_| Ok(()), path).map_err(|failure| failure.line())?;
             value.rewind().map_err(|error| error.to_string())?;
             Ok((key, value))
@@ -201,7 +207,10 @@ pub fn entries(tree: &SalvagedTree, path: &Path, entry: TakeEntry<'_>) -> Outcom
         match skipped {
             _ if interrupt::signal_came() => outcome = interrupt::check(),
             Err(failure) => outcome = Err(failure),
-            Ok(None) => count.saved += 1,
+            Ok(None) => {
+                count.saved += 1;
+                count.orphans += u64::from(is_orphan);
+            }
             Ok(Some(error)) => {
                 count.damaged += 1;
                 say(&format!("tree '{name}': {error}"));
@@ -210,8 +219,14 @@ pub fn entries(tree: &SalvagedTree, path: &Path, entry: TakeEntry<'_>) -> Outcom
         outcome.is_ok()
     });
     outcome?;
-    let Found { saved, damaged } = count;
-    say(&format!("tree '{name}': {saved} entries saved, {damaged} damaged places skipped"));
+    let Found { saved, orphans, damaged } = count;
+    let of_them = match orphans {
+        0 => String::new(),
+        _ => format!(" ({orphans} of them from nodes without a parent)"),
+    };
+    say(&format!(
+        "tree '{name}': {saved} entries saved{of_them}, {damaged} damaged places skipped"
+    ));
     Ok(count)
 }
 
@@ -239,21 +254,24 @@ pub fn each_part(
 
 fn report(arguments: &Arguments, Copied { trees, damaged }: &Copied) -> Outcome {
     let sum = |of: fn(&Found) -> u64| trees.iter().map(|(_, found)| of(found)).sum::<u64>();
-    let (saved, all_damaged) = (sum(|found| found.saved), sum(|found| found.damaged) + damaged);
+    let (saved, orphans) = (sum(|found| found.saved), sum(|found| found.orphans));
+    let all_damaged = sum(|found| found.damaged) + damaged;
     let shown = arguments.new.display();
     let mut output = Output::new();
     let written = if arguments.json {
-        let rows = trees.iter().map(|(tree, Found { saved, damaged })| {
+        let rows = trees.iter().map(|(tree, Found { saved, orphans, damaged })| {
             json!({
                 "name": &*tree.name(),
                 "name_is_lost": tree.is_lost(),
                 "entries_saved": saved,
+                "entries_without_parent": orphans,
                 "damaged_places": damaged,
             })
         });
         let rows: Vec<_> = rows.collect();
         let report = json!({
             "entries_saved": saved,
+            "entries_without_parent": orphans,
             "damaged_places": all_damaged,
             "damaged_places_in_list_of_trees": damaged,
             "trees": rows,

@@ -36,6 +36,7 @@ use vellum_pool::{PAGE_SIZE, PageRef, RawPages, Space};
 use super::files::Target;
 use super::progress::Pace;
 use crate::error::{Error, Result};
+use crate::page::format::scratch_pool;
 use crate::redo::hold::LogHold;
 use crate::redo::log::{Held, RedoLog};
 use crate::redo::progress::RecoveryListener;
@@ -49,7 +50,6 @@ use crate::store::core::StoreCore;
 use crate::store::cut::BackupCut;
 use crate::store::free_map::FileMap;
 use crate::store::header::{Header, LogPoint};
-use crate::store::open::scratch_pool;
 
 /// So many frames are read at once.
 const CHUNK: u64 = 64;

@@ -4,9 +4,10 @@
 use std::io;
 use std::sync::Arc;
 
-use vellum_pool::{PageDamage, PageFormat, PageRef};
+use vellum_pool::device::Device;
+use vellum_pool::{PAGE_SIZE, PageDamage, PageFormat, PageRef, Pool, PoolOptions, PoolSize, Space};
 
-use crate::error::CLOSED;
+use crate::error::{CLOSED, Result};
 use crate::node::check_bounds;
 use crate::page::{self, PageKind};
 use crate::page::{blob, pieces};
@@ -30,6 +31,21 @@ impl StoreFormat {
     }
 }
 
+/// A pool apart from the store's own, for reading what the file has.
+pub(crate) fn scratch_pool(
+    device: &Arc<dyn Device>,
+    format: Arc<dyn PageFormat>,
+    frames: u64,
+) -> Result<Pool> {
+    let options = PoolOptions {
+        size: PoolSize::Bytes(frames * PAGE_SIZE as u64),
+        evictors: 0,
+        read_only: true,
+        ..PoolOptions::default()
+    };
+    Ok(Pool::open(device.clone(), format, Space::new(0), options)?)
+}
+
 impl StoreFormat {
     fn log(&self) -> Option<&RedoLog> {
         self.0.as_ref().and_then(|file| file.log())
@@ -43,7 +59,7 @@ impl PageFormat for StoreFormat {
 
     /// Accepts a page only if code that holds a lock on it can use it without further checks of
     /// bounds: the header is valid, and every offset in a node is inside the node.
-    fn verify(&self, page: PageRef, bytes: &[u8]) -> Result<(), PageDamage> {
+    fn verify(&self, page: PageRef, bytes: &[u8]) -> std::result::Result<(), PageDamage> {
         let damage = |what: String| Err(PageDamage { page, what });
         // After the read: `close` sets the mark before it unlocks the file.
         if self.0.as_ref().is_some_and(|file| file.is_closed()) {

@@ -15,6 +15,7 @@ use crate::store::file::{Checkpoints, StoreFile};
 use crate::store::group_commit::GroupCommit;
 use crate::store::header::{Header, NEXT_TREE_MAX};
 use crate::store::late_redo::LateRedo;
+use crate::store::orphans::Orphans;
 use crate::store::pages::PageStore;
 use crate::sync::lock;
 use crate::tree::TreeState;
@@ -25,6 +26,8 @@ pub(crate) struct StoreCore {
     /// Shared with the thread that writes checkpoints, which ends before the store is dropped.
     pub pages: Arc<PageStore>,
     pub salvage: bool,
+    /// Of a store that is open for salvage: the nodes that have lost their parents.
+    pub orphans: Option<Orphans>,
     pub catalog: Arc<TreeState>,
     /// The trees that have handles, or had handles until recently.
     open_trees: Mutex<OpenTrees>,
@@ -138,6 +141,7 @@ impl StoreCore {
             cutter: None,
             late_redo: None,
             salvage,
+            orphans: None,
         }
     }
 

@@ -22,6 +22,7 @@ pub(crate) mod late_redo;
 pub(crate) mod open;
 pub(crate) mod open_log;
 pub(crate) mod options;
+pub(crate) mod orphans;
 pub(crate) mod pages;
 pub(crate) mod salvage;
 pub(crate) mod unlinked;
@@ -319,7 +320,7 @@ impl Store {
     /// Damage or a failed read.
     pub fn stat(&self) -> Result<StoreStat> {
         let trees = match self.core.salvage {
-            true => self.core.salvage_catalog().0.len() as u64,
+            true => self.core.salvage_catalog(None).0.len() as u64,
             false => self.trees()?.len() as u64,
         };
         let (core, header) = (&self.core, self.core.pages.header());

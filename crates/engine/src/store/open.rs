@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vellum_pool::device::{Device, FileDevice, FileOptions, SyncMemory, UnpublishedFile, Write};
-use vellum_pool::{PAGE_SIZE, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space};
+use vellum_pool::{PAGE_SIZE, PageRef, Pool, PoolError, RawPages, Space};
 
 use crate::error::{Error, Result};
 use crate::node::{Fences, NodeMut};
-use crate::page::format::StoreFormat;
+use crate::page::format::{StoreFormat, scratch_pool};
 use crate::page::{self, PageKind};
 use crate::redo::log::OpenLog;
 use crate::redo::recover::InMemory;
@@ -23,6 +23,7 @@ use crate::store::header::{
 };
 use crate::store::open_log::{LogPlace, RecoveryOutcome, begin_log, recover, resume_log};
 use crate::store::options::{Options, PAGE_FRAMES_MAX, min_pool_frames};
+use crate::store::orphans::Orphans;
 use crate::tree::CATALOG;
 
 /// Opens the file as a device.
@@ -220,6 +221,10 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
     let pool = Pool::open(device.clone(), format, space, pool_options)?;
     let mut core = StoreCore::new(pool, device, file, places, options.salvage);
     core.recovery = recovery;
+    if options.salvage {
+        let space = sure_free_map(&core.pages.device, &header);
+        core.orphans = Some(Orphans::new(&core.pages.device, header.page_frames, space));
+    }
     match (options.wants_log(place), log, redone) {
         (_, Some(log), Some((pages, pending))) => {
             resume_log(&mut core, log, pages, *pending, options)?;
@@ -297,21 +302,6 @@ fn small_pool(
     scratch_pool(device, format, min_pool_frames(page_frames))
 }
 
-/// A pool apart from the store's own, for reading what the file has.
-pub(crate) fn scratch_pool(
-    device: &Arc<dyn Device>,
-    format: Arc<dyn vellum_pool::PageFormat>,
-    frames: u64,
-) -> Result<Pool> {
-    let options = PoolOptions {
-        size: PoolSize::Bytes(frames * PAGE_SIZE as u64),
-        evictors: 0,
-        read_only: true,
-        ..PoolOptions::default()
-    };
-    Ok(Pool::open(device.clone(), format, Space::new(0), options)?)
-}
-
 /// The two header pages.
 pub(crate) fn header_pages(device: &Arc<dyn Device>, pages: u64) -> Result<Vec<HeaderPage>> {
     let pool = small_pool(device, Arc::new(RawPages), 1)?;
@@ -379,6 +369,14 @@ fn are_consecutive(found: &[HeaderPage]) -> bool {
         }
         _ => true,
     }
+}
+
+/// The space of a file, if its free map is sure.
+fn sure_free_map(device: &Arc<dyn Device>, header: &Header) -> Option<Space> {
+    let headers = header_pages(device, HEADER_PAGES).ok()?;
+    let are_sound = headers.iter().all(|page| matches!(page, HeaderPage::Valid(_)));
+    let is_sure = are_sound && header.clean && header.listed == 0;
+    is_sure.then(|| read_free_map(device, header).ok()).flatten().map(|map| map.space)
 }
 
 /// The free map of a header, with what was written since a backup if the header says so.

@@ -486,9 +486,13 @@ impl Tree {
     /// Visits the readable entries of the tree in order, and the damage between them. For stores
     /// that were opened for salvage. `visit` returns false to end the walk. A value that is too
     /// long for the pool is visited as an error.
+    ///
+    /// Below a damaged inner node, this visits what is in nodes of the tree to which no sound node
+    /// refers. To find them, the first salvage that needs them reads all pages of the file. It
+    /// takes two bytes of memory for each page, and afterwards up to 64 MiB.
     pub fn salvage(&self, visit: Visit<'_>) {
         match self.open_access() {
-            Ok(tree) => tree.salvage(visit),
+            Ok(tree) => tree.salvage(self.core.orphans.as_ref(), visit),
             Err(error) => drop(visit(Err(error))),
         }
     }
@@ -496,7 +500,7 @@ impl Tree {
     /// As [`salvage`](Tree::salvage), with values of any length.
     pub fn salvage_readers(&self, visit: VisitReaders<'_>) {
         match self.open_access() {
-            Ok(tree) => tree.salvage_readers(visit),
+            Ok(tree) => tree.salvage_readers(self.core.orphans.as_ref(), visit),
             Err(error) => drop(visit(Err(error))),
         }
     }

@@ -1,6 +1,11 @@
 //! Reads the entries that are left of a damaged tree.
+//!
+//! A walk goes down from the root. Below a damaged inner node it goes on at the nodes of the tree
+//! to which no sound node refers, and which have keys of the damaged one (`store/orphans.rs`).
 
-use vellum_pool::PageRef;
+use std::collections::HashSet;
+
+use vellum_pool::{PageId, PageRef};
 
 use super::lookup::LeafBytes;
 use super::{TreeRef, ValueReader};
@@ -8,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::node::Node;
 use crate::page::blob::BlobRef;
+use crate::store::orphans::{KeyBounds, Orphans, Segment, children};
 
 /// The walk calls this with every entry that it can read, and with every damage. Returning false
 /// ends the walk.
@@ -16,95 +22,72 @@ pub type Visit<'v> = &'v mut dyn FnMut(Result<(&[u8], &[u8])>) -> bool;
 /// As [`Visit`], with values of any length.
 pub type VisitReaders<'v> = &'v mut dyn FnMut(Result<(&[u8], ValueReader<'_>)>) -> bool;
 
-/// The bounds of the keys of a node: its keys are greater than the first bound and at most the
-/// second.
-#[derive(Clone, Copy)]
-struct KeyBounds<'k>(Option<&'k [u8]>, Option<&'k [u8]>);
+/// As [`VisitReaders`], with what is known of each entry.
+pub type VisitSalvaged<'v> = &'v mut dyn FnMut(Result<SalvagedEntry<'_>>) -> bool;
 
-impl KeyBounds<'_> {
-    fn has(self, key: &[u8]) -> bool {
-        self.0.is_none_or(|lower| key > lower) && self.1.is_none_or(|upper| key <= upper)
-    }
-
-    /// Whether any key can be within the bounds.
-    fn is_possible(self) -> bool {
-        !matches!(self, KeyBounds(Some(lower), Some(upper)) if lower >= upper)
-    }
+/// An entry of a damaged tree.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct SalvagedEntry<'e> {
+    /// Its key.
+    pub key: &'e [u8],
+    /// A reader of its value.
+    pub value: ValueReader<'e>,
+    /// Whether it is below a node that is not the root and has no sound parent.
+    pub is_orphan: bool,
 }
 
-/// A node from which a salvage goes down: the root, or a node whose parent is lost. Its keys are
-/// between its fences.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
-    pub page: PageRef,
-    pub level: u8,
-    pub lower: Option<Key>,
-    pub upper: Option<Key>,
+/// The walk knows so many damaged pages, so that it tells of each once.
+const TOLD_MAX: usize = 1 << 20;
+
+/// A walk over what is left of a tree.
+///
+/// The pages of the file may be from different times. The walk uses a page if it belongs to this
+/// tree, and those of its entries whose keys are between its ancestors' separators. It divides the
+/// keys below a damaged node between the nodes that have them. So each visited entry was in the
+/// tree at some time, and is visited once.
+///
+/// Methods return false to end the walk.
+struct Walk<'a, 'v> {
+    tree: TreeRef<'a>,
+    orphans: Option<&'a Orphans>,
+    visit: VisitSalvaged<'v>,
+    /// A tree has no more pages than its file. If the walk visits more, references form a cycle.
+    pages_left: u64,
+    told: HashSet<PageId>,
+    in_orphan: bool,
 }
 
-impl Part {
-    fn root(page: PageRef) -> Part {
-        Part { page, level: u8::MAX, lower: None, upper: None }
+impl<'a> TreeRef<'a> {
+    /// Visits the readable entries of the tree in order, and skips damaged pages. Without `orphans`
+    /// it skips what is below them, too. If the tree `is_lost`, its root is not known.
+    pub(crate) fn salvage_entries(
+        self,
+        orphans: Option<&'a Orphans>,
+        is_lost: bool,
+        visit: VisitSalvaged<'_>,
+    ) {
+        let pages_left = self.pages.pool.file_pages();
+        let told = HashSet::new();
+        let mut walk = Walk { tree: self, orphans, visit, pages_left, told, in_orphan: false };
+        let all = KeyBounds(None, None);
+        match is_lost {
+            false => walk.node(self.root_page(), u8::MAX, all, all),
+            true => walk.fill(u8::MAX, all, None),
+        };
     }
 
-    /// A node of a tree.
-    ///
-    /// # Errors
-    /// If the page is no node, or is damaged.
-    pub(crate) fn of(page: PageRef, bytes: &[u8]) -> Result<Part> {
-        let (torn, node) = (|torn| Error::torn(page, torn), Node::new(bytes));
-        let fence = |key: Option<&[u8]>| key.map(Key::from);
-        Ok(Part {
-            page,
-            level: node.level().map_err(torn)?,
-            lower: fence(node.lower().map_err(torn)?),
-            upper: fence(node.upper().map_err(torn)?),
-        })
-    }
-}
-
-impl TreeRef<'_> {
-    /// Visits the readable entries of the tree in order, and skips damaged pages.
-    ///
-    /// The pages of the file may be from different times. The walk uses a page if it belongs to
-    /// this tree, and those of its entries whose keys are between its ancestors' separators. So
-    /// each visited entry was in the tree at some time, and is visited once.
-    pub(crate) fn salvage_readers(self, visit: VisitReaders<'_>) {
-        self.salvage_parts(&[Part::root(self.root_page())], visit);
-    }
-
-    /// As [`salvage_readers`](Self::salvage_readers), for a tree of which only these parts are
-    /// left. They are sorted by their lower fences.
-    pub(crate) fn salvage_parts(self, parts: &[Part], visit: VisitReaders<'_>) {
-        // A tree has no more pages than its file. If the walk visits more, references form a cycle.
-        let mut pages_left = self.pages.pool.file_pages();
-        // The walk has visited all keys up to this one.
-        let mut done: Option<&[u8]> = None;
-        for Part { page, level, lower, upper } in parts {
-            let (lower, upper) = (lower.as_deref(), upper.as_deref());
-            let keys = KeyBounds(lower.max(done), upper);
-            if !keys.is_possible() {
-                continue;
-            }
-            if lower > done && !visit(Err(Error::damaged(*page, "no page has the keys before it")))
-                || !self.salvage_node(*page, *level, keys, &mut pages_left, visit)
-            {
-                return;
-            }
-            if upper.is_none() {
-                return;
-            }
-            done = upper;
-        }
-        if let Some(last) = parts.last() {
-            visit(Err(Error::damaged(last.page, "no page has the keys after it")));
-        }
+    /// As [`salvage_entries`](Self::salvage_entries), with entries alone.
+    pub(crate) fn salvage_readers(self, orphans: Option<&Orphans>, visit: VisitReaders<'_>) {
+        self.salvage_entries(orphans, false, &mut |found| {
+            visit(found.map(|SalvagedEntry { key, value, .. }| (key, value)))
+        });
     }
 
     /// As [`salvage_readers`](Self::salvage_readers), with values as slices. A value that does not
     /// fit into the pool is an error.
-    pub(crate) fn salvage(self, visit: Visit<'_>) {
-        self.salvage_readers(&mut |found| {
+    pub(crate) fn salvage(self, orphans: Option<&Orphans>, visit: Visit<'_>) {
+        self.salvage_readers(orphans, &mut |found| {
             let (key, reader) = match found {
                 Ok(found) => found,
                 Err(error) => return visit(Err(error)),
@@ -119,96 +102,178 @@ impl TreeRef<'_> {
         });
     }
 
-    /// Returns false to end the walk.
-    fn salvage_node(
+    /// Whether a node above the leaves is damaged, so that a salvage will need orphans. Reads no
+    /// leaf, unless that is the root.
+    ///
+    /// # Errors
+    /// The error of `progress`, which is called for each node.
+    pub(crate) fn has_damaged_inner(
         self,
-        page: PageRef,
-        level_max: u8,
-        keys: KeyBounds<'_>,
-        pages_left: &mut u64,
-        visit: VisitReaders<'_>,
-    ) -> bool {
-        if *pages_left == 0 {
-            visit(Err(Error::damaged(page, "it is referred to twice")));
-            return false;
-        }
-        *pages_left -= 1;
-        let bytes = match self.pages.pool.fix_shared(page) {
-            Ok(guard) => guard.to_vec(),
-            Err(error) => return visit(Err(error.into())),
-        };
-        let outcome = self.salvage_read(page, &bytes, level_max, keys, pages_left, visit);
-        outcome.unwrap_or_else(|error| visit(Err(error)))
+        progress: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<bool> {
+        let mut left = self.pages.pool.file_pages();
+        self.is_damaged_below(self.root_page(), u8::MAX, &mut left, progress)
     }
 
-    fn salvage_read(
+    fn is_damaged_below(
         self,
         page: PageRef,
-        bytes: &[u8],
         level_max: u8,
-        keys: KeyBounds<'_>,
-        pages_left: &mut u64,
-        visit: VisitReaders<'_>,
+        left: &mut u64,
+        progress: &mut dyn FnMut() -> Result<()>,
     ) -> Result<bool> {
-        let torn = |torn| Error::torn(page, torn);
-        let node = Node::new(bytes);
-        let (level, count) = (node.level().map_err(torn)?, node.count().map_err(torn)?);
-        if level > level_max || !node.is_of(self.state.id, level) {
-            let what =
-                format!("it is not a node of tree {} up to level {level_max}", self.state.id);
-            return Err(Error::damaged(page, what));
-        }
-        let fences = (node.lower().map_err(torn)?, node.upper().map_err(torn)?);
-        if fences != (keys.0, keys.1) && !visit(Err(Error::fences(page))) {
-            return Ok(false);
-        }
-        let (mut key, mut lower) = (Vec::new(), keys.0.map(<[u8]>::to_vec));
-        if level > 0 {
-            for index in 0..=count {
-                let mut upper = keys.1;
-                if index < count {
-                    node.key_into(index, &mut key).map_err(torn)?;
-                    upper = Some(upper.map_or(&key[..], |upper| upper.min(&key[..])));
-                }
-                let below = KeyBounds(lower.as_deref(), upper);
-                let child = self.page(node.child(index).map_err(torn)?);
-                if below.is_possible()
-                    && !self.salvage_node(child, level - 1, below, pages_left, visit)
-                {
-                    return Ok(false);
-                }
-                if index < count && lower.as_deref().is_none_or(|lower| lower < &key[..]) {
-                    lower = Some(key.clone());
-                }
-            }
+        progress()?;
+        let Ok(guard) = self.pages.pool.fix_shared(page) else { return Ok(true) };
+        let node = Node::new(&guard[..]);
+        let level = node.level().ok().filter(|level| *level <= level_max);
+        let (Some(level), Some(fewer)) = (level, left.checked_sub(1)) else { return Ok(true) };
+        *left = fewer;
+        if !node.is_of(self.state.id, level) {
             return Ok(true);
         }
-        for index in 0..count {
-            node.key_into(index, &mut key).map_err(torn)?;
+        let below = if level > 0 { children(&guard) } else { Ok(Vec::new()) };
+        drop(guard);
+        let Ok(below) = below else { return Ok(true) };
+        for child in if level > 1 { &below[..] } else { &[] } {
+            if self.is_damaged_below(self.page(child.page), level - 1, left, progress)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Walk<'_, '_> {
+    /// Visits what is within `keys` below a node whose fences should be these.
+    fn node(
+        &mut self,
+        page: PageRef,
+        level_max: u8,
+        fences: KeyBounds<'_>,
+        keys: KeyBounds<'_>,
+    ) -> bool {
+        let Some(left) = self.pages_left.checked_sub(1) else {
+            (self.visit)(Err(Error::damaged(page, "it is referred to twice")));
+            return false;
+        };
+        self.pages_left = left;
+        let bytes = match self.tree.pages.pool.fix_shared(page) {
+            Ok(guard) => guard.to_vec(),
+            Err(error) => return self.damaged(page, level_max, keys, error.into()),
+        };
+        let torn = |torn| Error::torn(page, torn);
+        let (node, tree) = (Node::new(&bytes[..]), self.tree.state.id);
+        let level = match node.level() {
+            Ok(level) if level <= level_max && node.is_of(tree, level) => level,
+            Ok(_) => {
+                let what = format!("it is not a node of tree {tree} up to level {level_max}");
+                return self.damaged(page, level_max, keys, Error::damaged(page, what));
+            }
+            Err(error) => return self.damaged(page, level_max, keys, torn(error)),
+        };
+        match (node.lower(), node.upper()) {
+            (Ok(lower), Ok(upper)) if KeyBounds(lower, upper) == fences => {}
+            _ if !self.tell(page, Error::fences(page)) => return false,
+            _ => {}
+        }
+        if level == 0 {
+            let entries = self.leaf(page, &bytes, keys);
+            return entries.unwrap_or_else(|error| self.tell(page, error));
+        }
+        let children = match children(&bytes) {
+            Ok(children) => children,
+            Err(error) => return self.damaged(page, level, keys, torn(error)),
+        };
+        // The walk has visited all keys up to this one.
+        let mut done = None;
+        for child in &children {
+            let below = child.keys().and(keys).and(KeyBounds(done, None));
+            let page = self.tree.page(child.page);
+            if below.is_possible() && !self.node(page, level - 1, child.keys(), below) {
+                return false;
+            }
+            done = done.max(child.keys().1);
+        }
+        true
+    }
+
+    /// Tells of a damaged node, and visits what is within `keys` below it.
+    fn damaged(&mut self, page: PageRef, level: u8, keys: KeyBounds<'_>, error: Error) -> bool {
+        self.tell(page, error) && (level == 0 || self.fill(level, keys, Some(page)))
+    }
+
+    /// Tells of a damaged page, unless it has.
+    fn tell(&mut self, page: PageRef, error: Error) -> bool {
+        if self.told.len() >= TOLD_MAX {
+            self.told.clear();
+        }
+        !self.told.insert(page.id) || (self.visit)(Err(error))
+    }
+
+    /// Visits the keys of a gap, from the nodes below this level to which no sound node refers.
+    /// `told` is the damaged node that leaves the gap.
+    fn fill(&mut self, below: u8, gap: KeyBounds<'_>, told: Option<PageRef>) -> bool {
+        let (tree, Some(orphans)) = (self.tree.state.id, self.orphans) else { return true };
+        let mut from = gap.0.map(Key::from);
+        loop {
+            let window = match orphans.window(tree, from.as_deref()) {
+                Ok(window) => window,
+                Err(error) => return (self.visit)(Err(error)),
+            };
+            let end = window.end_in(tree);
+            let part = KeyBounds(from.as_deref(), gap.1).and(KeyBounds(None, end));
+            let go_on = window.divide(tree, below, part, &mut |segment| match segment {
+                Segment::Top(top, keys) => {
+                    // The walk visits the nodes at the segment's ends in other segments, too.
+                    self.pages_left += 2 + u64::from(top.level);
+                    let is_root = top.keys() == KeyBounds(None, None);
+                    let in_orphan = std::mem::replace(&mut self.in_orphan, !is_root);
+                    let go_on = self.node(top.page, top.level, top.keys(), keys);
+                    self.in_orphan = in_orphan;
+                    go_on
+                }
+                Segment::Hole(_, keys) if told.is_some() && keys == gap => true,
+                Segment::Hole(near, keys) => {
+                    let side = if keys.1.is_some() { "before" } else { "after" };
+                    let near = near.or(told).unwrap_or(self.tree.root_page());
+                    let what = format!("no page has the keys {side} it");
+                    (self.visit)(Err(Error::damaged(near, what)))
+                }
+            });
+            let end = end.filter(|end| gap.1.is_none_or(|upper| *end < upper));
+            match (go_on, end) {
+                (false, _) => return false,
+                (true, None) => return true,
+                (true, Some(end)) => from = Some(end.into()),
+            }
+        }
+    }
+
+    /// Visits the entries of a leaf that are within `keys`.
+    fn leaf(&mut self, page: PageRef, bytes: &[u8], keys: KeyBounds<'_>) -> Result<bool> {
+        let torn = |torn| Error::torn(page, torn);
+        let (tree, leaf, mut key) = (self.tree, Node::new(bytes), Vec::new());
+        for index in 0..leaf.count().map_err(torn)? {
+            leaf.key_into(index, &mut key).map_err(torn)?;
             if !keys.has(&key) {
                 continue;
             }
-            let place = node.payload_place(index).map_err(torn)?;
-            let payload = node.payload(place).map_err(torn)?;
-            let go_on = match place.blob {
-                false => visit(Ok((&key, ValueReader::inline(self, payload.into())))),
+            let place = leaf.payload_place(index).map_err(torn)?;
+            let payload = leaf.payload(place).map_err(torn)?;
+            let value = match place.blob {
+                false => Ok(ValueReader::inline(tree, payload.into())),
                 true => {
-                    let leaf = LeafBytes { page, bytes: node.bytes() };
-                    self.salvage_blob(leaf.blob(payload), &key, visit)
+                    let blob = LeafBytes { page, bytes: leaf.bytes() }.blob(payload);
+                    let pin = |blob: BlobRef| tree.pages.pin(blob.page.id);
+                    blob.and_then(|blob| tree.open_reader(blob, &key, pin(blob)))
                 }
             };
-            if !go_on {
+            let is_orphan = self.in_orphan;
+            let entry = value.map(|value| SalvagedEntry { key: &key, value, is_orphan });
+            if !(self.visit)(entry) {
                 return Ok(false);
             }
         }
         Ok(true)
-    }
-
-    fn salvage_blob(self, blob: Result<BlobRef>, key: &[u8], visit: VisitReaders<'_>) -> bool {
-        let open = |blob: BlobRef| self.open_reader(blob, key, self.pages.pin(blob.page.id));
-        match blob.and_then(open) {
-            Ok(reader) => visit(Ok((key, reader))),
-            Err(error) => visit(Err(error)),
-        }
     }
 }

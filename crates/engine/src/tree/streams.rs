@@ -24,14 +24,14 @@ use super::modify::{Existing, Incoming};
 use crate::error::{Error, Result};
 use crate::node::Payload;
 use crate::page::blob::{self, BLOB_DATA, BlobRef, VALUE_MAX};
-use crate::page::format::StoreFormat;
+use crate::page::format::{StoreFormat, scratch_pool};
 use crate::page::pieces::{
     self, PIECE_DATA, Shape, fanout, piece_data, put_index, put_piece, put_root,
 };
 use crate::page::runs::PageRuns;
 use crate::page::{self, Checksum, PageKind};
 use crate::store::header::FORMAT_VERSION_PIECES;
-use crate::store::open::{random_id, scratch_pool};
+use crate::store::open::random_id;
 use crate::store::pages::{Change, PageStore, ValuePin, record_ranges};
 use crate::value::{Blob, Value};
 
