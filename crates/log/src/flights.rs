@@ -36,6 +36,9 @@ use crate::sync::{
 /// held. It should not block.
 pub type Durable = Box<dyn FnOnce(Result<(), LogError>) + Send>;
 
+/// Functions to be called, with what they are told.
+type Calls = Vec<(Durable, Result<(), LogError>)>;
+
 /// Groups of threads that wait for flights, by the number of the flight. More than flights that
 /// there usually are at once.
 const GROUPS: usize = 16;
@@ -71,8 +74,10 @@ pub(crate) struct Shared {
     landed: [Condvar; GROUPS],
     /// There is work for the thread of the log.
     work: Condvar,
-    /// A flight has landed, or a thread has called back, after the log ended.
+    /// A flight has landed after the log ended.
     ended: Condvar,
+    /// A thread has called back.
+    called: Condvar,
     /// Held while the device makes room.
     supply: Mutex<()>,
     /// Threads that have the device make room now, or wait until it has.
@@ -173,6 +178,7 @@ impl Shared {
             landed: std::array::from_fn(|_| Condvar::new()),
             work: Condvar::new(),
             ended: Condvar::new(),
+            called: Condvar::new(),
             supply: Mutex::new(()),
             in_need: AtomicU64::new(0),
             home: Home::new(),
@@ -312,8 +318,7 @@ impl Shared {
         }
         let mut flow = lock(&self.flow);
         if let Some(result) = self.known(&flow, blocks) {
-            drop(flow);
-            return call(durable, result);
+            return self.call_all(flow, vec![(durable, result)]);
         }
         flow.serial += 1;
         let key = (blocks, flow.serial);
@@ -421,7 +426,7 @@ impl Shared {
         self.call_back(flow);
     }
 
-    /// Calls those that have waited long enough. The end of the log waits until they have returned.
+    /// Calls those that have waited long enough.
     fn call_back(&self, mut flow: MutexGuard<'_, Flow>) {
         let durable = self.ring.durable().max(flow.believed());
         let later = flow.callbacks.split_off(&(durable + 1, 0));
@@ -430,21 +435,38 @@ impl Shared {
             Some(_) => std::mem::take(&mut flow.callbacks),
             None => BTreeMap::new(),
         };
-        let failed: Vec<_> =
-            failed.into_values().map(|callback| (callback, flow.failure())).collect();
-        if ready.is_empty() && failed.is_empty() {
+        let ready = ready.into_values().map(|callback| (callback, Ok(())));
+        let failed = failed.into_values().map(|callback| (callback, Err(flow.failure())));
+        let calls = ready.chain(failed).collect();
+        self.call_all(flow, calls);
+    }
+
+    /// Calls functions. Until they have returned, [`wait_callers`](Self::wait_callers) waits in
+    /// other threads.
+    fn call_all(&self, mut flow: MutexGuard<'_, Flow>, calls: Calls) {
+        if calls.is_empty() {
             return;
         }
         let caller = thread::current().id();
         flow.callers.push(caller);
         drop(flow);
-        ready.into_values().for_each(|callback| call(callback, Ok(())));
-        failed.into_iter().for_each(|(callback, failure)| call(callback, Err(failure)));
+        calls.into_iter().for_each(|(callback, result)| call(callback, result));
         let mut flow = lock(&self.flow);
         let at = flow.callers.iter().rposition(|thread| *thread == caller);
         at.map(|at| flow.callers.swap_remove(at));
-        if flow.closing {
-            self.ended.notify_all();
+        drop(flow);
+        self.called.notify_all();
+    }
+
+    /// Waits until the functions have returned that threads call now. Each record that is durable
+    /// by now, or never will be, has had its function called by then.
+    pub(crate) fn wait_callers(&self) {
+        // The threads of a parent never return in the child of a fork.
+        if self.home.is_here() {
+            let mut flow = lock(&self.flow);
+            while flow.others_call_back() {
+                flow = wait(&self.called, flow);
+            }
         }
     }
 
@@ -544,12 +566,14 @@ impl Shared {
         self.refuses.store(true, Ordering::Release);
         self.work.notify_all();
         self.landed.iter().for_each(Condvar::notify_all);
-        while flow.flying > 0 || flow.others_call_back() {
+        while flow.flying > 0 {
             flow = self.wait_for_end(flow);
         }
+        drop(flow);
+        self.wait_callers();
     }
 
-    /// Waits until a flight may have landed, or a thread called back, after the log ended.
+    /// Waits until a flight may have landed after the log ended.
     fn wait_for_end<'a>(&'a self, flow: MutexGuard<'a, Flow>) -> MutexGuard<'a, Flow> {
         #[cfg(feature = "testing")]
         if self.airspace.is_open() {

@@ -209,6 +209,14 @@ impl Log {
         self.shared.on_durable(lsn.block() + 1, durable);
     }
 
+    /// Waits until no other thread calls a function that [`on_durable`](Log::on_durable) was given.
+    /// Those of records that were durable before, or that never will be, have returned then. In
+    /// such a function it waits for none: two that wait would wait for each other. In the child of
+    /// a fork, too.
+    pub fn wait_callers(&self) {
+        self.shared.wait_callers();
+    }
+
     /// Has a record made durable soon, though no thread waits for it: with all records of the next
     /// millisecond, unless a flush for another reason takes it along before.
     pub fn request_flush(&self, lsn: Lsn) {

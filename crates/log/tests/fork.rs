@@ -73,6 +73,7 @@ fn a_child_gets_errors_and_harms_nothing() {
                 let on_durable = move |result| tells.store(is_forked(result), Ordering::SeqCst);
                 log.on_durable(first, Box::new(on_durable));
                 log.request_flush(Lsn(1 << 40));
+                log.wait_callers();
                 let calls = [
                     told.load(Ordering::SeqCst),
                     is_forked(log.append(b"child")),

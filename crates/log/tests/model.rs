@@ -271,6 +271,45 @@ fn the_end_of_a_log_waits_for_callbacks() {
     });
 }
 
+/// Whatever becomes of a record, its callback has returned after a wait for it and one for the
+/// threads that call back. Callbacks may wait for those themselves, and append.
+#[test]
+fn a_wait_for_callers_outlasts_the_callbacks() {
+    check(|| {
+        let device = device();
+        let (log, _) = open(&device);
+        if random(2) == 0 {
+            let fault = [SimulatedFault::Append, SimulatedFault::Sync][random(2) as usize];
+            device.fail(fault, 1 + random(3));
+        }
+        let commit = |thread: u64| {
+            let log = log.clone();
+            thread::spawn(move || {
+                for number in 0..2 {
+                    let Ok(lsn) = log.append(&record(thread, number)) else { return };
+                    let returned = Arc::new(AtomicU64::new(0));
+                    let (within, flag) = (log.clone(), returned.clone());
+                    let callback = move |_| {
+                        if thread == 0 {
+                            within.wait_callers();
+                            let lsn = within.append(b"again");
+                            lsn.into_iter().for_each(|lsn| within.on_durable(lsn, Box::new(drop)));
+                        }
+                        thread::yield_now();
+                        flag.store(1, Ordering::SeqCst);
+                    };
+                    log.on_durable(lsn, Box::new(callback));
+                    drop(log.wait_durable(lsn));
+                    log.wait_callers();
+                    assert_eq!(returned.load(Ordering::SeqCst), 1, "the wait has ended before");
+                }
+            })
+        };
+        let threads: Vec<_> = (0..3).map(commit).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
 /// Threads that fill the ring anew the moment that a part of it comes free.
 #[test]
 fn a_ring_is_filled_as_it_comes_free() {

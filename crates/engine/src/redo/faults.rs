@@ -609,6 +609,35 @@ fn no_callback_comes_after_a_close_that_fails() {
     }
 }
 
+/// A callback commits again, closes the store, and panics, while another thread closes it, too.
+#[test]
+fn a_callback_may_commit_and_close_and_panic() {
+    let (log, memory) = (log(64), Arc::new(MemoryDevice::new()));
+    let device = FaultyDevice::new(memory, 1).unwrap();
+    let plan = device.plan();
+    let store = Store::create_on(Arc::new(device), &options(&log, 1 << 20)).unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    plan.fail_always(Operation::Write, Fault::Error(Errno::NOSPC));
+    let told = Arc::new(Told::default());
+    let mut transaction = store.begin().unwrap();
+    transaction.put(&tree, b"first", b"committed").unwrap();
+    let (within, its_tree, tells) = (store.clone(), tree.clone(), told.clone());
+    let callback = move |end: crate::Result<()>| {
+        tells.begun.fetch_add(1, Ordering::Relaxed);
+        commit_then(&within, &its_tree, 2, &tells);
+        assert!(within.close().is_err());
+        tells.are_durable.lock().unwrap().push(end.is_ok());
+        panic!("a test");
+    };
+    transaction.commit_then(callback).unwrap();
+    eventually("the callback runs", || told.begun.load(Ordering::Relaxed) > 0);
+    assert!(store.clone().close().is_err());
+    assert_eq!(*told.are_durable.lock().unwrap(), [true, true]);
+    plan.clear();
+    drop(tree);
+    store.close().unwrap();
+}
+
 /// A snapshot sees a value in pieces that a transaction, or a change by itself, removes, and the
 /// process dies.
 #[test]

@@ -11,7 +11,6 @@ use vellum_log::{BLOCK_BYTES, Block, Log, LogDevice, LogError, Lsn, Written};
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageId, PageRef};
 
-use super::callbacks::Callbacks;
 use super::files::LogFiles;
 use super::hold::LogHold;
 use super::pending::PendingPages;
@@ -79,7 +78,6 @@ pub(crate) struct RedoLog {
     places_held: AtomicU64,
     /// Asks for checkpoints.
     pub cut_signal: CutSignal,
-    callbacks: Callbacks,
 }
 
 /// The room that is kept for each change.
@@ -230,7 +228,6 @@ impl RedoLog {
             hold: Mutex::default(),
             places_held: AtomicU64::new(u64::MAX),
             cut_signal: CutSignal::default(),
-            callbacks: Callbacks::default(),
             log,
         }
     }
@@ -337,20 +334,15 @@ impl RedoLog {
         if lsn < self.first {
             return durable(Ok(()));
         }
-        let callback = self.callbacks.begin();
-        let tell = move |done| callback.run(|| durable(done));
-        self.log.on_durable(Lsn(lsn.wrapping_sub(self.begin)), Box::new(tell));
+        self.log.on_durable(Lsn(lsn.wrapping_sub(self.begin)), Box::new(durable));
     }
 
     /// Makes all records durable, if the log still can, and waits until the callbacks of their
     /// commits have returned.
     pub(crate) fn settle(&self, _freeze: &Freeze<'_>) {
-        let newest = self.newest();
-        let outcome = self.wait_durable(newest);
-        // A planted bug has the log say that records are durable whose callbacks wait.
-        if outcome.is_err() || newest < self.durable() {
-            self.callbacks.wait();
-        }
+        // If that fails, no record will become durable, and the callbacks have been told so.
+        drop(self.wait_durable(self.newest()));
+        self.log.wait_callers();
     }
 
     /// The longest record that the log takes, in bytes.

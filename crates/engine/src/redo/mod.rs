@@ -8,7 +8,6 @@
 #[cfg(test)]
 mod bad_records;
 mod by_page;
-mod callbacks;
 #[cfg(test)]
 mod faults;
 pub(crate) mod files;
