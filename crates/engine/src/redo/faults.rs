@@ -678,6 +678,58 @@ fn pages_of_a_removed_value_that_a_view_sees_are_not_lost_in_a_crash() {
     }
 }
 
+/// The process dies after the record that removes a value in pieces, and before those that free its
+/// pages: their index cannot be read.
+#[test]
+fn pages_of_a_removed_value_are_not_lost_in_a_crash_before_they_are_free() {
+    for what in ["remove", "replace"] {
+        let (log, memory) = (log(64), Arc::new(MemoryDevice::new()));
+        let store = Store::create_on(memory.clone(), &options(&log, 1 << 20)).unwrap();
+        let tree = store.create_tree("tree").unwrap();
+        let before = store.stat().unwrap().used_pages;
+        let mut writer = tree.writer(b"long").unwrap();
+        writer.write_all(&[7; 400_000]).unwrap();
+        writer.finish().unwrap();
+        tree.upsert(b"short", b"").unwrap();
+        drop(tree);
+        store.close().unwrap();
+        let device = Arc::new(FaultyDevice::new(memory.clone(), 1).unwrap());
+        let plan = device.plan();
+        let store = Store::open_on(device, &options(&log, 1 << 20)).unwrap();
+        let tree = store.tree("tree").unwrap();
+        // The leaf is in memory, and the index of the value is not.
+        assert!(tree.contains(b"short").unwrap());
+        plan.fail_always(Operation::Read, Fault::Error(Errno::IO));
+        match what {
+            "remove" => assert!(tree.remove(b"long").unwrap()),
+            _ => assert!(tree.upsert(b"long", b"new").unwrap()),
+        }
+        store.sync().unwrap();
+        let copy = Arc::new(MemoryDevice::from_snapshot(memory.snapshot()));
+        let crashed = Arc::new(log.crash());
+        // Others get the places, and the process dies again, perhaps before they are free.
+        for writes in [0, 100, 0] {
+            let found = Store::open_on(copy.clone(), &options(&crashed, 1 << 20)).unwrap();
+            let tree = found.tree("tree").unwrap();
+            (0..writes).for_each(|key: u32| {
+                tree.upsert(&key.to_be_bytes(), &[3; 6000]).unwrap();
+            });
+            found.sync().unwrap();
+            let report = found.check(&mut |_| ()).unwrap();
+            assert!(report.is_sound() && report.lost_pages == 0, "{what}: {report:?}");
+            assert_eq!(tree.get(b"long").unwrap().is_some(), what == "replace");
+            (0..writes).for_each(|key| assert!(tree.remove(&key.to_be_bytes()).unwrap()));
+            drop(tree);
+            found.close().unwrap();
+        }
+        let found = Store::open_on(copy, &options(&crashed, 1 << 20)).unwrap();
+        let report = found.check(&mut |_| ()).unwrap();
+        assert!(report.is_sound() && report.lost_pages == 0, "{what}: {report:?}");
+        let used = found.stat().unwrap().used_pages;
+        assert!(used < before + 50, "{what}: {used} pages are in use, and {before} before");
+    }
+}
+
 /// A close frees what was dropped before it knows whether the disk has room for the free map.
 #[test]
 fn a_snapshot_of_a_dropped_tree_is_refused_after_a_close_without_room_for_its_map() {

@@ -9,6 +9,14 @@
 //! page    first page u64, frames u32, form u8, length u32, bytes
 //! ```
 //!
+//! If the group removed values in pieces, the kind is 2, and these follow the ranges. The pages of
+//! such a value are freed by later records. Until one has freed the root of the value's index, no
+//! page of the value is free.
+//!
+//! ```text
+//! values  count u16, each tree u32, reference 20 bytes
+//! ```
+//!
 //! The form of a page's bytes is 1, edits, or 2, an image. An image leaves out the gap between the
 //! slots and the heap: it has the gap's begin u32 and its end u32, and the bytes around it. An edit
 //! is one of these:
@@ -35,10 +43,20 @@ use smallvec::SmallVec;
 use vellum_pool::PageRef;
 
 use crate::node::{Edit, Node, Payload, Torn};
+use crate::page::blob::{BLOB_REF, BlobRef};
 use crate::page::{self, PAGE_HEADER};
 
 /// The kind of the record of a group.
 const GROUP: u8 = 1;
+
+/// The kind of the record of a group that removed values in pieces.
+const REMOVING: u8 = 2;
+
+/// The number of a tree, and a value in pieces that it had.
+pub(crate) type RemovedValue = (u32, BlobRef);
+
+/// What one of these takes in a record, in bytes.
+const REMOVED_BYTES: usize = 4 + BLOB_REF;
 
 const EDITS: u8 = 1;
 const IMAGE: u8 = 2;
@@ -205,6 +223,25 @@ impl<'b> RecordWriter<'b> {
         RecordWriter { bytes }
     }
 
+    /// As [`new`](Self::new), of a group that removed these values in pieces.
+    pub(crate) fn removing(
+        bytes: &'b mut Vec<u8>,
+        taken: &[PageRef],
+        freed: &[PageRef],
+        values: &[RemovedValue],
+    ) -> RecordWriter<'b> {
+        let writer = RecordWriter::new(bytes, taken, freed);
+        if !values.is_empty() {
+            writer.bytes[0] = REMOVING;
+            push_u16(writer.bytes, values.len());
+            for (tree, value) in values {
+                writer.bytes.extend_from_slice(&tree.to_le_bytes());
+                writer.bytes.extend_from_slice(&value.encode());
+            }
+        }
+        writer
+    }
+
     /// Adds a page with the edits that [`push_edit`] wrote.
     pub(crate) fn edits(&mut self, page: PageRef, edits: &[u8]) {
         self.begin_page(page, EDITS, edits.len());
@@ -260,6 +297,8 @@ pub(crate) struct GroupRecord<'a> {
     pub taken: Vec<PageRef>,
     /// Ranges of pages that the group freed.
     pub freed: Vec<PageRef>,
+    /// The values in pieces that the group removed.
+    pub values: Vec<RemovedValue>,
     /// The pages that the group changed.
     pub pages: Vec<PageRecord<'a>>,
 }
@@ -319,12 +358,17 @@ impl<'a> GroupRecord<'a> {
     /// # Errors
     /// [`BadRecord`] if it is not the record of a group.
     pub(crate) fn read(record: &'a [u8]) -> Result<GroupRecord<'a>, BadRecord> {
-        let (mut rest, [pages, taken, freed]) = Self::head(record)?;
+        let (mut rest, kind, [pages, taken, freed]) = Self::head(record)?;
         let mut ranges =
             |count| (0..count).map(|_| rest.range()).collect::<Result<Vec<_>, BadRecord>>();
         let (taken, freed) = (ranges(taken)?, ranges(freed)?);
+        let count = if kind == REMOVING { rest.u16()? } else { 0 };
+        if kind == REMOVING && count == 0 {
+            return Err(BadRecord("it removes no values"));
+        }
+        let values = (0..count).map(|_| rest.removed_value()).collect::<Result<_, _>>()?;
         let pages = PageRecords { rest, left: pages }.collect::<Result<_, _>>()?;
-        Ok(GroupRecord { taken, freed, pages })
+        Ok(GroupRecord { taken, freed, values, pages })
     }
 
     /// Reads of a record only what it says of pages.
@@ -332,18 +376,22 @@ impl<'a> GroupRecord<'a> {
     /// # Errors
     /// As [`read`](Self::read), but nothing is said of the ranges.
     pub(crate) fn pages_of(record: &'a [u8]) -> Result<PageRecords<'a>, BadRecord> {
-        let (mut rest, [pages, taken, freed]) = Self::head(record)?;
+        let (mut rest, kind, [pages, taken, freed]) = Self::head(record)?;
         rest.take((taken + freed) * RANGE_BYTES)?;
+        let values = if kind == REMOVING { rest.u16()? } else { 0 };
+        rest.take(values * REMOVED_BYTES)?;
         Ok(PageRecords { rest, left: pages })
     }
 
-    /// The rest of a record after its head, and how many pages, ranges that were taken and ranges
-    /// that were freed it has.
-    fn head(record: &'a [u8]) -> Result<(Reader<'a>, [usize; 3]), BadRecord> {
+    /// The rest of a record after its head, its kind, and how many pages, ranges that were taken
+    /// and ranges that were freed it has.
+    fn head(record: &'a [u8]) -> Result<(Reader<'a>, u8, [usize; 3]), BadRecord> {
         let mut rest = Reader(record);
-        let [GROUP, 0] = rest.array()? else { return Err(BadRecord("its kind is unknown")) };
+        let [kind @ (GROUP | REMOVING), 0] = rest.array()? else {
+            return Err(BadRecord("its kind is unknown"));
+        };
         let counts = [rest.u16()?, rest.u16()?, rest.u16()?];
-        Ok((rest, counts))
+        Ok((rest, kind, counts))
     }
 }
 
@@ -448,6 +496,12 @@ impl<'a> Reader<'a> {
         }
     }
 
+    fn removed_value(&mut self) -> Result<RemovedValue, BadRecord> {
+        let tree = u32::from_le_bytes(self.array()?);
+        let value = BlobRef::decode(self.take(BLOB_REF)?).filter(|value| !value.is_whole());
+        Ok((tree, value.ok_or(BadRecord("a removed value is not in pieces"))?))
+    }
+
     fn page(&mut self) -> Result<PageRecord<'a>, BadRecord> {
         let whole = self.0;
         let page = self.range()?;
@@ -492,7 +546,7 @@ impl<'a> Reader<'a> {
 pub fn encoded_again(record: &[u8]) -> Option<Vec<u8>> {
     let group = GroupRecord::read(record).ok()?;
     let mut bytes = Vec::new();
-    let mut writer = RecordWriter::new(&mut bytes, &group.taken, &group.freed);
+    let mut writer = RecordWriter::removing(&mut bytes, &group.taken, &group.freed, &group.values);
     for change in &group.pages {
         match change.redo {
             Redo::Edits(edits) => {

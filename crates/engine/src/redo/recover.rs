@@ -17,6 +17,7 @@
 //! Until a new header is durable, the old one and the log stay as they are. So a crash of a
 //! recovery, or soon after it, is followed by another recovery, which does the same.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,7 +27,7 @@ use vellum_pool::{PageRef, PoolError, Space};
 
 use super::pending::PendingPages;
 use super::progress::{Progress, RecoveryListener, RecoveryReport};
-use super::record::{BadRecord, GroupRecord, Redo};
+use super::record::{BadRecord, GroupRecord, Redo, RemovedValue};
 use super::records::Records;
 use super::redoer::{ChangedPages, RedoLimits, Redoers, RedonePages, bad, write_pages};
 use crate::error::{Error, Result};
@@ -41,6 +42,8 @@ pub(crate) struct Recovered {
     pub header: Header,
     /// The space that its free map describes.
     pub space: Space,
+    /// Values in pieces that nothing refers to, and whose pages are in use in that space.
+    pub removed: Vec<RemovedValue>,
     pub report: RecoveryReport,
 }
 
@@ -55,6 +58,8 @@ pub(crate) struct InMemory {
     pub pages: Vec<RedonePages>,
     /// Those of them that are not in memory.
     pub pending: Box<PendingPages>,
+    /// Values in pieces that nothing refers to, and whose pages are in use.
+    pub removed: Vec<RemovedValue>,
     pub report: RecoveryReport,
 }
 
@@ -70,6 +75,9 @@ pub(crate) struct Recovery<'a> {
     /// The free map of the header, and what it becomes.
     map: FileMap,
     next_tree: u32,
+    /// The values in pieces that records have removed, and whose pages no record has freed, by the
+    /// first frames of the roots of their indexes.
+    removed: BTreeMap<u64, RemovedValue>,
     /// The number in the log after the newest record.
     end: Lsn,
     progress: Progress<'a>,
@@ -99,6 +107,7 @@ impl<'a> Recovery<'a> {
             redoers: Redoers::start(header.log.begin, header.page_frames, limits)?,
             map,
             next_tree: header.next_tree,
+            removed: BTreeMap::new(),
             end: from,
             progress: Progress::new(listener, from, total),
             began: Instant::now(),
@@ -122,6 +131,11 @@ impl<'a> Recovery<'a> {
             self.pages.remove(range.id.0, range.frames.into());
             self.map.space.set_allocated(range.id.0, range.frames.into()).map_err(out)?;
             self.map.note_written(*range);
+            self.forget_removed(*range);
+        }
+        for (tree, value) in group.values {
+            self.check_place(value.page).map_err(bad(lsn))?;
+            self.removed.insert(value.page.id.0, (tree, value));
         }
         for change in &group.pages {
             let id = change.page.id.0;
@@ -141,6 +155,7 @@ impl<'a> Recovery<'a> {
         for range in &group.freed {
             self.pages.remove(range.id.0, range.frames.into());
             self.map.space.set_free(range.id.0, range.frames.into()).map_err(out)?;
+            self.forget_removed(*range);
         }
         self.records += 1;
         self.progress.is_at(lsn);
@@ -154,7 +169,21 @@ impl<'a> Recovery<'a> {
         if page.frames != self.header.page_frames {
             return Err(BadRecord("its page does not have the length of a tree's pages"));
         }
-        let end = page.id.0 + u64::from(page.frames);
+        self.check_place(page)
+    }
+
+    /// These pages are free now, or something else.
+    fn forget_removed(&mut self, range: PageRef) {
+        let frames = range.id.0..range.id.0 + u64::from(range.frames);
+        while let Some((first, _)) = self.removed.range(frames.clone()).next() {
+            let first = *first;
+            self.removed.remove(&first);
+        }
+    }
+
+    /// Checks that the file can have this page.
+    fn check_place(&self, page: PageRef) -> std::result::Result<(), BadRecord> {
+        let end = page.id.0.saturating_add(page.frames.into());
         match page.id.0 >= self.map.space.first() && end <= self.map.space.end() {
             true => Ok(()),
             false => Err(BadRecord("it has pages that no file can have")),
@@ -206,7 +235,8 @@ impl<'a> Recovery<'a> {
         let mut pages = self.redoers.into_pages();
         let others = pages.iter_mut().filter_map(|pages| pages.others.take());
         let pending = Box::new(PendingPages::new(frames, end, bytes, others));
-        Ok(InMemory { header, map: self.map, pages, pending, report })
+        let removed = self.removed.into_values().collect();
+        Ok(InMemory { header, map: self.map, pages, pending, removed, report })
     }
 
     /// Makes the file as long as the store, and returns its number of pages.
@@ -288,7 +318,8 @@ impl<'a> Recovery<'a> {
                 Error::damaged(PageRef::new(start, 1), format!("of the old free map: {error}"))
             })?;
         }
-        Ok(Recovered { header, space: self.map.space, report })
+        let removed = self.removed.into_values().collect();
+        Ok(Recovered { header, space: self.map.space, removed, report })
     }
 
     /// The store's number of a record.

@@ -13,6 +13,7 @@ use vellum_testing::random::Random;
 use super::page::redo;
 use super::record::{GroupRecord, PageRecord, RecordWriter, Redo, changed_parts, push_edit};
 use crate::node::{self, Edit, Node, Payload};
+use crate::page::blob::BlobRef;
 use crate::page::{self, ID};
 use crate::store::open;
 use crate::{Options, Store, Tree};
@@ -354,4 +355,27 @@ fn a_record_has_the_documented_bytes() {
         &[1, 0, 0, 1, 0, 1, 1, 0, b'k', b'v'],
     ];
     assert_eq!(record, documented.concat());
+}
+
+#[test]
+fn removed_values_are_read_as_they_were_written() {
+    let pages = |first| [PageRef::new(first, 3), PageRef::new(first + 9, 1)];
+    let value = |page| BlobRef { page: PageRef::new(page, 2), len: 1 << 30, piece_frames: 64 };
+    let (values, edits) = ([(7, value(100)), (9, value(200))], [1, 2, 3]);
+    let mut bytes = Vec::new();
+    RecordWriter::removing(&mut bytes, &pages(10), &pages(30), &values)
+        .edits(PageRef::new(50, 1), &edits);
+    let group = GroupRecord::read(&bytes).unwrap();
+    assert_eq!((&group.taken[..], &group.freed[..]), (&pages(10)[..], &pages(30)[..]));
+    assert_eq!((&group.values[..], group.pages[0].redo), (&values[..], Redo::Edits(&edits)));
+    let of_pages: Vec<_> =
+        GroupRecord::pages_of(&bytes).unwrap().collect::<Result<_, _>>().unwrap();
+    assert_eq!(of_pages, group.pages);
+    for len in 0..bytes.len() {
+        assert!(GroupRecord::read(&bytes[..len]).is_err(), "{len} bytes");
+    }
+    // A value that is not in pieces.
+    let place = bytes.len() - edits.len() - 17 - 4;
+    bytes[place..place + 4].fill(0);
+    assert!(GroupRecord::read(&bytes).is_err());
 }

@@ -177,6 +177,7 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
     let pool_options = options.pool_options(header.page_frames)?;
     options.check_log(header.page_frames, place)?;
     let (mut log, mut recovery, mut in_memory) = (None, None, None);
+    let mut removed = Vec::new();
     if !options.salvage {
         // First, because the file's length in a header that says "in use" may be wrong.
         match (header.clean, header.log.identity, options.is_read_only()) {
@@ -192,10 +193,10 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
             let (opened, outcome) = recover(&device, header, read, place, options)?;
             log = Some(opened);
             match outcome {
-                RecoveryOutcome::Clean(clean, report) => {
+                RecoveryOutcome::Clean(clean, report, values) => {
                     // It went to the other page.
                     older = header.encoded_version();
-                    (header, recovery) = (clean, Some(report));
+                    (header, recovery, removed) = (clean, Some(report), values);
                 }
                 RecoveryOutcome::InMemory(store) => in_memory = Some(*store),
             }
@@ -207,8 +208,8 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
     let (map, redone) = match in_memory {
         _ if options.salvage => (FileMap::of_space(Space::new(pages)), None),
         None => (read_free_map(&device, &header)?, None),
-        Some(InMemory { header: newer, map, pages, pending, report }) => {
-            (header, recovery) = (newer, Some(report));
+        Some(InMemory { header: newer, map, pages, pending, removed: values, report }) => {
+            (header, recovery, removed) = (newer, Some(report), values);
             (map, Some((pages, pending)))
         }
     };
@@ -225,6 +226,8 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
         let space = sure_free_map(&core.pages.device, &header);
         core.orphans = Some(Orphans::new(&core.pages.device, header.page_frames, space));
     }
+    // The next change or checkpoint finds their pages, and frees them.
+    core.pages.unlinked.add_unreadable(removed);
     match (options.wants_log(place), log, redone) {
         (_, Some(log), Some((pages, pending))) => {
             resume_log(&mut core, log, pages, *pending, options)?;

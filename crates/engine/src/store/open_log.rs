@@ -19,6 +19,7 @@ use crate::redo::files::{LOG_BYTES_MIN, LogFiles, log_options};
 use crate::redo::log::{LogSetup, MapPlaces, OpenLog, RedoLog, ValuesFirst, bytes_per_change};
 use crate::redo::pending::PendingPages;
 use crate::redo::progress::RecoveryReport;
+use crate::redo::record::RemovedValue;
 use crate::redo::recover::{InMemory, Recovered, Recovery};
 use crate::redo::redoer::{RedoLimits, RedonePages};
 use crate::store::core::StoreCore;
@@ -183,8 +184,8 @@ fn recovery_bytes(options: &Options) -> Result<usize> {
 
 /// How a recovery has left a store.
 pub(crate) enum RecoveryOutcome {
-    /// The file is clean, with this header.
-    Clean(Header, RecoveryReport),
+    /// The file is clean, with this header. No tree refers to these values in pieces.
+    Clean(Header, RecoveryReport, Vec<RemovedValue>),
     /// The file needs the log. The pages that have changed are in memory, or pending.
     InMemory(Box<InMemory>),
 }
@@ -227,12 +228,13 @@ pub(crate) fn recover(
             RecoveryOutcome::InMemory(Box::new(store))
         }
         false => {
-            let Recovered { header, report, .. } = recovery.write(&page, file, &log)?;
-            RecoveryOutcome::Clean(header, report)
+            let recovered = recovery.write(&page, file, &log)?;
+            let Recovered { header, report, removed, .. } = recovered;
+            RecoveryOutcome::Clean(header, report, removed)
         }
     };
     let report = match &outcome {
-        RecoveryOutcome::Clean(_, report) => report,
+        RecoveryOutcome::Clean(_, report, _) => report,
         RecoveryOutcome::InMemory(store) => &store.report,
     };
     let RecoveryReport { records, pages, log_bytes, duration } = report;

@@ -157,9 +157,9 @@ impl UnlinkedPages {
         self.lock().reclaimable.push(pages);
     }
 
-    /// The pages of a removed value could not be found.
-    pub(crate) fn add_unreadable(&self, tree: u32, blob: BlobRef) {
-        self.lock().unreadable.push((tree, blob));
+    /// The pages of removed values could not be found, or were not looked for.
+    pub(crate) fn add_unreadable(&self, values: impl IntoIterator<Item = (u32, BlobRef)>) {
+        self.lock().unreadable.extend(values);
     }
 
     /// Whether there are removed values whose pages could not be found.

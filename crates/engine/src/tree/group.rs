@@ -21,7 +21,7 @@ use crate::node::{Edit, Fences, Node, NodeMut, Payload, Split, merge_into_right,
 use crate::page::blob::BlobRef;
 use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
 use crate::planted::{StoreBug, is_planted};
-use crate::redo::record::{ChangedParts, RecordWriter, changed_parts, push_edit};
+use crate::redo::record::{ChangedParts, RecordWriter, RemovedValue, changed_parts, push_edit};
 use crate::store::pages::Change;
 use crate::versions::{EntryHash, OldEntry, ValueRef};
 
@@ -44,9 +44,11 @@ pub(crate) struct Group<'c, 'a> {
     /// New pages to which the tree refers after the group: nodes, and values in one page.
     taken: Vec<PageRef>,
     /// Pages to which nothing refers after the group, and that the caller frees: values in one page
-    /// and what [`remove_page`](Group::remove_page) adds. When a value in pieces goes, its pages
-    /// have records of their own (`PageStore::log_freed`).
+    /// and what [`remove_page`](Group::remove_page) adds.
     removed: Vec<PageRef>,
+    /// Values in pieces to which nothing refers after the group. The caller frees them. Their pages
+    /// have records of their own (`PageStore::log_freed`).
+    removed_values: Vec<RemovedValue>,
     /// Pages to which nothing refers after the group.
     freed: Vec<ExclusiveGuard<'a>>,
     change: &'c Change<'c>,
@@ -79,6 +81,7 @@ impl<'a> TreeRef<'a> {
             replaced: None,
             taken: Vec::new(),
             removed: Vec::new(),
+            removed_values: Vec::new(),
             freed: Vec::new(),
             change,
         }
@@ -175,10 +178,11 @@ impl<'a> Group<'_, 'a> {
     /// Edits a node. If the result does not fit, returns false and changes nothing.
     pub(crate) fn edit(&mut self, page: &mut ExclusiveGuard<'_>, edit: Edit<'_>) -> bool {
         let is_logged = self.tree.pages.redo_log.is_some();
-        let (needs_image, removed) = (self.tree.needs_image(page), self.removed.len());
+        let needs_image = self.tree.needs_image(page);
+        let removed = (self.removed.len(), self.removed_values.len());
         let replaced = self.replaced.as_ref().map_or(0, Vec::len);
         if is_logged {
-            self.remove_values(Node::new(page), edit);
+            self.remove_values(page, edit);
         }
         if self.replaced.is_some() && page[LEVEL] == 0 {
             self.replace_entries(page, edit);
@@ -190,7 +194,8 @@ impl<'a> Group<'_, 'a> {
             None => node.edit(edit),
         };
         if !fits {
-            self.removed.truncate(removed);
+            self.removed.truncate(removed.0);
+            self.removed_values.truncate(removed.1);
             if let Some(entries) = &mut self.replaced {
                 entries.truncate(replaced);
             }
@@ -217,11 +222,12 @@ impl<'a> Group<'_, 'a> {
     }
 
     /// Notes the values to which the node does not refer after the edit.
-    fn remove_values(&mut self, node: Node<&[u8]>, edit: Edit<'_>) {
+    fn remove_values(&mut self, page: &[u8], edit: Edit<'_>) {
+        let (tree, node) = (page::tree(page), Node::new(page));
         let mut remove = |index: usize| {
             let place = node.payload_place(index).ok().filter(|place| place.blob);
             let value = place.and_then(|place| node.payload(place).ok()).and_then(BlobRef::decode);
-            self.remove_value(value);
+            self.remove_value_of(tree, value);
         };
         match edit {
             Edit::Insert { .. } | Edit::Overwrite { .. } => {}
@@ -261,8 +267,17 @@ impl<'a> Group<'_, 'a> {
 
     /// The group removes the last references to these values.
     pub(crate) fn remove_value(&mut self, values: impl IntoIterator<Item = BlobRef>) {
-        let whole = values.into_iter().filter(|value| value.is_whole());
-        self.removed.extend(whole.map(|value| value.page));
+        let tree = self.tree.state.id;
+        values.into_iter().for_each(|value| self.remove_value_of(tree, Some(value)));
+    }
+
+    fn remove_value_of(&mut self, tree: u32, value: Option<BlobRef>) {
+        match value {
+            Some(value) if value.is_whole() => self.removed.push(value.page),
+            Some(_) if is_planted(StoreBug::UnnamedPages) => {}
+            Some(value) => self.removed_values.push((tree, value)),
+            None => {}
+        }
     }
 
     /// Copies the node of `image` to `page`. Of its page header, only the level is used.
@@ -399,7 +414,7 @@ impl<'a> Group<'_, 'a> {
             false => &self.taken[..],
             true => &[],
         };
-        let mut record = RecordWriter::new(&mut bytes, taken, &freed);
+        let mut record = RecordWriter::removing(&mut bytes, taken, &freed, &self.removed_values);
         // The caller of a large group passes the pages in the order in which it changed them.
         let change_of = |index: usize, page: PageRef| {
             let same = self.changed.get(index).filter(|changed| changed.id == page.id);

@@ -32,7 +32,7 @@ use crate::page::runs::PageRuns;
 use crate::page::{self, Checksum, PageKind};
 use crate::store::header::FORMAT_VERSION_PIECES;
 use crate::store::open::random_id;
-use crate::store::pages::{Change, PageStore, ValuePin, record_ranges};
+use crate::store::pages::{Change, PageStore, RANGES_MAX, ValuePin, record_ranges};
 use crate::value::{Blob, Value};
 
 /// The longest pieces that a writer stores, in frames: 256 KiB.
@@ -880,7 +880,22 @@ pub(crate) fn free_pages_of(pages: &PageStore, tree: u32, blob: BlobRef) -> Resu
         return Ok(());
     }
     let index = Index::open(pages, tree, blob, None)?;
-    index.walk(&mut |found| found.map(|_| true))?;
+    let (mut all, mut fits) = (PageRuns::default(), true);
+    index.walk(&mut |found| {
+        let (page, _) = found?;
+        if fits {
+            all.push(page);
+            fits = all.ranges().len() <= RANGES_MAX;
+        }
+        Ok(true)
+    })?;
+    if fits {
+        pages.free_pages(all);
+        return Ok(());
+    }
+    // Recovery frees the whole value, unless a record says that the root is free. So that record
+    // comes before those of the other pages. A crash between them loses pages.
+    pages.log_freed(&[blob.page])?;
     // Every page of the index was read and is sound. If one cannot be read again, the rest of the
     // value stays allocated and unused.
     if let Err(error) = index.free_from(blob.page, index.shape.level, 0) {
@@ -988,7 +1003,7 @@ impl PageStore {
             Ok(()) => {}
             Err(error) => {
                 tracing::warn!("the pages of a value cannot be freed yet: {error}");
-                self.unlinked.add_unreadable(tree, blob);
+                self.unlinked.add_unreadable([(tree, blob)]);
             }
         }
     }

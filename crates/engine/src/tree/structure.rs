@@ -42,7 +42,7 @@ enum MergeOutcome {
 const DROPPED_MAX: usize = 128;
 
 /// A removal drops no more leaves once they have so many blobs: a record lists all of them.
-const DROPPED_BLOBS_MAX: usize = 1000;
+const DROPPED_BLOBS_MAX: usize = 500;
 
 /// The contents of the leaves that a removal has dropped.
 #[derive(Debug)]
