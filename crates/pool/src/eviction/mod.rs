@@ -686,11 +686,12 @@ mod tests {
         let dirty = pool.core.dirty.count();
         drop(pool.allocate(1).unwrap());
         let passed_over = lock(&pool.eviction.passed_over).clone();
-        assert_eq!(passed_over.len(), FEW);
+        let count = passed_over.len();
+        assert!((1..=FEW).contains(&count));
         let mut first = pool.eviction.candidates(1);
-        assert_eq!(first, passed_over[FEW - 1..]);
+        assert_eq!(first, passed_over[count - 1..]);
         lock(&pool.eviction.passed_over).append(&mut first);
-        assert_eq!(pool.eviction.evict_batch(FEW as u64).pages, FEW as u64);
+        assert_eq!(pool.eviction.evict_batch(count as u64).pages, count as u64);
         assert!(passed_over.iter().all(|page| !pool.is_resident(*page)));
         assert!(lock(&pool.eviction.passed_over).is_empty() && pool.core.dirty.count() < dirty);
     }

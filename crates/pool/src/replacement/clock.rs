@@ -3,9 +3,12 @@
 //! The hand goes round the set's slots. The hand marks each unlocked page that it finds, and
 //! proposes each page that is still marked. Every access clears the mark. Threads that evict at the
 //! same time share the hand: each thread looks at the slots of its own steps.
+//!
+//! A new page does not wait for the hand to mark it (`newcomers.rs`).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::newcomers::Newcomers;
 use super::{MarkOutcome, ReplacementPolicy, ResidentSet, Residents};
 use crate::page::PageRef;
 
@@ -16,13 +19,18 @@ const FEW_LOOKS: usize = 16;
 #[derive(Debug)]
 pub struct Clock {
     resident: ResidentSet,
+    newcomers: Newcomers,
     hand: AtomicUsize,
 }
 
 impl Clock {
     /// A clock for a pool of `frames` frames.
     pub fn new(frames: u64) -> Clock {
-        Clock { resident: ResidentSet::new(frames), hand: AtomicUsize::new(0) }
+        Clock {
+            resident: ResidentSet::new(frames),
+            newcomers: Newcomers::new(frames),
+            hand: AtomicUsize::new(0),
+        }
     }
 
     /// Moves the hand by one slot, or over all slots up to the next one that may have a page.
@@ -41,6 +49,13 @@ impl Clock {
         (step, if moved { empty } else { 0 })
     }
 
+    /// Marks new pages whose time has come, so many at most.
+    fn mark_newcomers(&self, residents: &dyn Residents, most: usize) {
+        for slot in std::iter::from_fn(|| self.newcomers.take_due()).take(most) {
+            self.resident.in_slot(slot).into_iter().for_each(|page| _ = residents.try_mark(page));
+        }
+    }
+
     /// Moves the hand until it has found candidates with so many frames, or so many of them, or has
     /// passed so many slots.
     fn search(
@@ -50,6 +65,7 @@ impl Clock {
         (frames, pages): (u64, usize),
         candidates: &mut Vec<PageRef>,
     ) {
+        self.mark_newcomers(residents, most);
         let slots = self.resident.slots();
         let mut found_frames = 0;
         let mut first = None;
@@ -76,7 +92,7 @@ impl Clock {
 
 impl ReplacementPolicy for Clock {
     fn admit(&self, page: PageRef) {
-        self.resident.insert(page);
+        self.newcomers.note(self.resident.insert(page));
     }
 
     fn forget(&self, page: PageRef) {
@@ -177,11 +193,26 @@ mod tests {
     }
 
     #[test]
+    fn a_new_page_that_is_not_accessed_again_leaves_at_the_first_visit_of_the_hand() {
+        for id in 0..100 {
+            let (clock, marks) = (Clock::new(16), Marks::default());
+            clock.admit(page(2 * id));
+            clock.admit(page(2 * id + 1));
+            let mut candidates = Vec::new();
+            clock.candidates(&marks, 1, 1, &mut candidates);
+            assert_eq!(candidates, [page(2 * id)], "wherever in the set it is");
+        }
+    }
+
+    #[test]
     fn the_search_for_a_few_candidates_is_short() {
         let clock = Clock::new(1_000);
         (0..1_000).for_each(|id| clock.admit(page(id)));
-        let marks = Marks::default();
+        let mut marks = Marks { in_use: (0..1_000).map(page).collect(), ..Marks::default() };
         let mut candidates = Vec::new();
+        // The new pages that are due get no mark, because they are in use.
+        clock.few_candidates(&marks, 4, &mut candidates);
+        marks.in_use.clear();
         clock.few_candidates(&marks, 4, &mut candidates);
         assert!(candidates.is_empty());
         let marked = marks.marked.borrow().len();

@@ -6,6 +6,7 @@
 //! has accessed the page since the last time.
 
 mod clock;
+mod newcomers;
 mod resident_set;
 mod s3_fifo;
 

@@ -193,11 +193,11 @@ impl ResidentSet {
         (first..).zip(after).chain(before.iter().enumerate())
     }
 
-    /// Adds a page that is not in the set.
+    /// Adds a page that is not in the set. Returns the slot in which it is.
     ///
     /// # Panics
     /// If there are more pages than the set was made for.
-    pub fn insert(&self, page: PageRef) {
+    pub fn insert(&self, page: PageRef) -> usize {
         let entry = Self::encode(page);
         // A third of the slots is free at any time, but not the same ones: look again.
         for (at, slot) in (0..PASSES).flat_map(|_| self.probe(entry)) {
@@ -205,7 +205,8 @@ impl ResidentSet {
             if (seen == EMPTY || seen == TOMBSTONE)
                 && slot.compare_exchange(seen, entry, Ordering::SeqCst, Ordering::Relaxed).is_ok()
             {
-                return self.note_used(at / LINE);
+                self.note_used(at / LINE);
+                return at;
             }
         }
         panic!("more resident pages than the resident set has slots");
@@ -227,6 +228,11 @@ impl ResidentSet {
     pub fn contains(&self, page: PageRef) -> bool {
         let entry = Self::encode(page);
         self.probe(entry).any(|(_, slot)| slot.load(Ordering::Acquire) == entry)
+    }
+
+    /// The page in a slot, if there is one.
+    pub(super) fn in_slot(&self, slot: usize) -> Option<PageRef> {
+        Self::decode(self.slots[slot].load(Ordering::Acquire))
     }
 
     /// The page at a position of the iteration, below [`slots`](ResidentSet::slots), if there is
@@ -281,7 +287,7 @@ mod tests {
     #[test]
     fn a_full_set_that_turned_over_many_times_still_finds_everything() {
         let set = ResidentSet::new(100);
-        (0..100).for_each(|id| set.insert(PageRef::new(id, 1)));
+        (0..100).for_each(|id| _ = set.insert(PageRef::new(id, 1)));
         for id in 0..100_000 {
             set.remove(PageRef::new(id, 1));
             set.insert(PageRef::new(id + 100, 1));
@@ -342,14 +348,14 @@ mod tests {
             (looks, found)
         };
         assert_eq!(round(), (1, 0));
-        (0..300).for_each(|id| set.insert(PageRef::new(id, 1)));
+        (0..300).for_each(|id| _ = set.insert(PageRef::new(id, 1)));
         let (looks, found) = round();
         assert!(found == 300 && looks <= 300 * (LINE + 1) + 1, "{looks} looks found {found}");
         // What has left is jumped over, too.
         (0..290).for_each(|id| set.remove(PageRef::new(id, 1)));
         let (looks, found) = round();
         assert!(found == 10 && looks <= 10 * (LINE + 1) + 1, "{looks} looks found {found}");
-        (300..600).for_each(|id| set.insert(PageRef::new(id, 1)));
+        (300..600).for_each(|id| _ = set.insert(PageRef::new(id, 1)));
         assert_eq!(round().1, 310);
     }
 
@@ -410,7 +416,7 @@ mod tests {
     #[test]
     fn searches_stay_short_behind_the_hand_and_ahead_of_it() {
         let set = ResidentSet::new(20_000);
-        (0..20_000).for_each(|id| set.insert(PageRef::new(id, 1)));
+        (0..20_000).for_each(|id| _ = set.insert(PageRef::new(id, 1)));
         let mut hand = 0;
         let mut searched = 0;
         for id in 20_000..220_000 {
