@@ -274,7 +274,8 @@ impl Thread<'_> {
                 true => {
                     let place = if has_place { done } else { 0 };
                     let r10 = registers.r10.wrapping_add(place);
-                    forward(&kvm_regs { rsi: room.start, rdx: part, r10, ..*registers }) as i64
+                    let call = kvm_regs { rsi: room.start, rdx: part, r10, ..*registers };
+                    write_part(&call, done)
                 }
                 false => i64::from(-libc::EFAULT),
             };
@@ -315,8 +316,11 @@ impl Thread<'_> {
         let mut vectors = [[0_u64; 2]; VECTORS];
         let Some(vectors) = vectors.get_mut(..registers.rdx as usize) else { return Ok(None) };
         let bytes = size_of_val(vectors) as i64;
-        let process = std::process::id().into();
-        if read_memory(process, registers.rsi, vectors.as_flattened_mut()) != bytes
+        // Not by the process' number: its first thread may have ended.
+        // SAFETY: the call has no arguments.
+        let thread = unsafe { raw_system_call(libc::SYS_gettid as u64, [0; 6]) };
+        let words = vectors.as_flattened_mut();
+        if read_memory(thread.cast_unsigned(), registers.rsi, words) != bytes
             || vectors.iter().any(|[_, length]| (*length as i64) < 0)
         {
             return Ok(None);
@@ -346,7 +350,7 @@ impl Thread<'_> {
                     let place = if has_place { done } else { 0 };
                     let r10 = registers.r10.wrapping_add(place);
                     let rsi = part.as_ptr().addr() as u64;
-                    forward(&kvm_regs { rsi, r10, ..*registers }) as i64
+                    write_part(&kvm_regs { rsi, r10, ..*registers }, done)
                 }
                 None => i64::from(-libc::EFAULT),
             };
@@ -586,6 +590,13 @@ fn forward(registers: &kvm_regs) -> u64 {
     let kvm_regs { rdi, rsi, rdx, r10, r8, r9, .. } = *registers;
     // SAFETY: the program has made the call, with addresses of the process.
     unsafe { raw_system_call(registers.rax, [rdi, rsi, rdx, r10, r8, r9]).cast_unsigned() }
+}
+
+/// Makes a call that writes a part, after so many bytes. One call for all would end at the limit of
+/// a file's length, and raise SIGXFSZ only if it had written nothing.
+fn write_part(registers: &kvm_regs, done: u64) -> i64 {
+    let result = if done > 0 { quietly(registers) } else { forward(registers) };
+    result as i64
 }
 
 /// Closes a range of descriptors, except those of the machine.

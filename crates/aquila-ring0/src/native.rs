@@ -43,7 +43,8 @@ pub(crate) fn install() -> Result<()> {
         PREVIOUS.0.store(action.sa_sigaction, Ordering::Relaxed);
         PREVIOUS.1.store(action.sa_flags, Ordering::Relaxed);
         action.sa_sigaction = own;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // A kick ends `KVM_RUN` in any case, and nothing else that the thread waits in.
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
         libc::sigfillset(&raw mut action.sa_mask);
         match libc::sigaction(libc::SIGTRAP, &raw const action, ptr::null_mut()) {
             0 => Ok(()),

@@ -91,6 +91,7 @@ impl Running {
     /// The thread is about to enter the guest. Afterwards it looks for the last generation.
     pub(crate) fn enter(&self) {
         let word = self.word.load(Ordering::Relaxed);
+        self.flag().store(0, Ordering::SeqCst);
         self.word.store(((word & !STATE) + NEXT) | IN, Ordering::SeqCst);
     }
 
@@ -148,17 +149,23 @@ impl Running {
     }
 
     /// Says that the thread is not in the guest, if a signal that has just arrived at it is a kick.
-    /// Returns whether it is.
+    /// Returns whether it is. While another thread is sending one, this waits: what has arrived may
+    /// be an earlier signal, and the flag of the new kick is not set yet.
     pub(crate) fn acknowledge(&self) -> bool {
-        let mut word = self.word.load(Ordering::SeqCst);
-        while matches!(word & STATE, KICKING | KICKED) {
-            if self.change(word, ACKNOWLEDGED) {
-                return true;
+        let mut attempt = 0;
+        loop {
+            let word = self.word.load(Ordering::SeqCst);
+            match word & STATE {
+                KICKING => {
+                    attempt += 1;
+                    rest(attempt);
+                }
+                KICKED if self.change(word, ACKNOWLEDGED) => return true,
+                KICKED => {}
+                // One that was sent twice.
+                state => return state == ACKNOWLEDGED,
             }
-            word = self.word.load(Ordering::SeqCst);
         }
-        // One that was sent twice.
-        word & STATE == ACKNOWLEDGED
     }
 
     /// The thread is in ring 3, in a handler of a signal that came while it was about to enter the

@@ -243,6 +243,11 @@ fn check_program(path: &Path, backend: &str) -> Outcome {
     let script = path.display();
     let (mut name, mut path) = (script.to_string(), path.to_owned());
     for _ in 0..=MOST_INTERPRETERS {
+        let about = path.metadata().doing(|| format!("opening {name}"))?;
+        // To open a pipe would wait for its other end.
+        if !about.is_file() {
+            return Err(Failure::message(format!("{name} is not a file that can be run")));
+        }
         let file = File::open(&path).doing(|| format!("opening {name}"))?;
         match interpreter_of(&file).doing(|| format!("reading {name}"))? {
             Some(interpreter) => {
@@ -271,6 +276,8 @@ fn interpreter_of(file: &File) -> io::Result<Option<PathBuf>> {
     let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let mut words = line.split(|byte| b" \t\0".contains(byte));
     let word = words.find(|word| !word.is_empty());
+    // The kernel takes no path that may go on after what it looks at.
+    let word = word.filter(|word| begin.len() < MOST as usize || !begin.ends_with(word));
     Ok(word.map(|word| PathBuf::from(OsStr::from_bytes(word))))
 }
 
