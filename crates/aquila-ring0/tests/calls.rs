@@ -16,6 +16,7 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 
 use common::{PAGE, machine};
 use vellum_aquila_ring0::{Advice, Replacement};
+use vellum_testing::own_process;
 
 /// More than is copied at a time, and not a multiple of a page.
 const LENGTH: usize = (2 << 20) + 12_345;
@@ -225,6 +226,33 @@ fn a_long_write_of_vectors_to_a_file_is_not_cut() {
         assert!(found == bytes[at..][..found.len()], "from {at}");
         place += found.len() as u64;
     }
+}
+
+/// The limit ends the call where it would end one call for all parts: after a whole part.
+#[test]
+fn a_write_up_to_the_longest_file_raises_no_signal() {
+    const LIMIT: usize = 1 << 20;
+    let Some(machine) = machine() else { return };
+    if let Some(output) = own_process::run("a_write_up_to_the_longest_file_raises_no_signal") {
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    let (mapped, bytes) = file();
+    let cache = machine.cache(64, Replacement::Clock).unwrap();
+    let mapping = cache.map(&mapped).unwrap();
+    let outs = [temporary(), temporary()];
+    let limit = libc::rlimit { rlim_cur: LIMIT as u64, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the structure is there during the call.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+    let written = machine
+        .run(|| {
+            let all = &*bytes_at(mapping.as_ptr());
+            let vectors = [IoSlice::new(&all[..3]), IoSlice::new(&all[3..])];
+            [(&outs[0]).write(all), (&outs[1]).write_vectored(&vectors)]
+        })
+        .unwrap();
+    assert_eq!(written.map(Result::unwrap), [LIMIT; 2]);
+    assert!(outs.iter().all(|out| whole(out) == bytes[..LIMIT]));
 }
 
 #[test]

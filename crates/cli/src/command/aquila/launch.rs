@@ -469,6 +469,21 @@ mod tests {
     }
 
     #[test]
+    fn what_the_kernel_runs_not_is_neither_waited_for_nor_guessed() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let mode = rustix::fs::Mode::from_raw_mode(0o700);
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+        assert!(refused(&pipe).contains("is not a file that can be run"));
+        assert!(refused(folder.path()).contains("is not a file that can be run"));
+        // An interpreter whose path goes on after what the kernel looks at.
+        let script = folder.path().join("script");
+        fs::write(&script, format!("#!/{}\n", "long/".repeat(60))).unwrap();
+        check_program(&script, USERFAULTFD).unwrap();
+    }
+
+    #[test]
     fn programs_with_rights_of_their_own_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = own(folder.path(), "program");
