@@ -50,6 +50,9 @@ fn inverse_modulo(number: usize, modulus: usize) -> usize {
     factor.rem_euclid(modulus as i128) as usize
 }
 
+/// A thread that looks for the next entry finds so many lines empty itself.
+const LINES_LOOKED_AT: usize = 32;
+
 impl ScatteredLines {
     /// For a table of so many lines, at least one, without entries. None if there is no address
     /// space.
@@ -109,15 +112,15 @@ impl ScatteredLines {
     }
 
     /// How many positions without an entry there are from a position on, up to the end of the table
-    /// at most, as far as whole lines tell: none for a position within a line. `is_empty` looks at
-    /// an entry in the order `SeqCst`.
+    /// at most, as far as whole lines tell: none for a position within a line. It looks into a few
+    /// lines at most. `is_empty` looks at an entry in the order `SeqCst`.
     pub(crate) fn empty_from(&self, position: usize, is_empty: impl Fn(usize) -> bool) -> usize {
         if !position.is_multiple_of(LINE) {
             return 0;
         }
         let first = position / LINE;
-        let mut rank = first;
-        while rank < self.lines {
+        let (mut rank, mut cleared) = (first, 0);
+        while rank < self.lines && cleared < LINES_LOOKED_AT {
             let word = self.used[rank / LINES_OF_WORD].load(Ordering::Relaxed);
             let ahead = word >> (rank % LINES_OF_WORD);
             if ahead == 0 {
@@ -129,6 +132,7 @@ impl ScatteredLines {
                 break;
             }
             rank += 1;
+            cleared += 1;
         }
         (rank.min(self.lines) - first) * LINE
     }

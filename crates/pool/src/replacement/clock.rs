@@ -9,7 +9,7 @@
 //! What differs from the paper:
 //!
 //! - *New pages* do not wait for the hand to mark them (`newcomers.rs`).
-//! - *Another round.* A page that the hand finds without its mark was accessed since. When the hand
+//! - *Another round.* A page that has lost its mark was accessed since. When the hand
 //!   finds it marked the next time, the page stays for one more round.
 //! - *Pages that linger.* A page that comes takes a slot of the pool that another one has just
 //!   left. So the hand comes to pages in slots in the order in which they came, and a loop over a
@@ -35,11 +35,19 @@ const LINGERING: u64 = 16;
 pub struct Clock {
     resident: ResidentSet,
     newcomers: Newcomers,
+    /// Whether the page in a place was marked since it came.
+    was_marked: PlaceBits,
+    /// Whether it was accessed since its mark.
     accessed: PlaceBits,
-    hand: AtomicUsize,
+    hand: Hand,
 }
 
-/// A bit for each place whose page was accessed since it was marked. Each bit is a hint.
+/// In a line of its own: every search changes it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Hand(AtomicUsize);
+
+/// A bit for each place. Each bit is a hint.
 #[derive(Debug)]
 struct PlaceBits(Box<[AtomicU64]>);
 
@@ -49,10 +57,11 @@ impl PlaceBits {
         PlaceBits(words.expect("address space for a bit for each place"))
     }
 
-    fn set(&self, place: usize) {
-        if let Some(word) = self.0.get(place / 64) {
-            word.fetch_or(1 << (place % 64), Ordering::Relaxed);
-        }
+    /// Returns whether the bit was set before.
+    fn set(&self, place: usize) -> bool {
+        let Some(word) = self.0.get(place / 64) else { return false };
+        let bit = 1 << (place % 64);
+        word.load(Ordering::Relaxed) & bit != 0 || word.fetch_or(bit, Ordering::Relaxed) & bit != 0
     }
 
     /// Returns whether the bit was set.
@@ -70,11 +79,13 @@ impl Clock {
         let resident = ResidentSet::new(frames);
         // The numbers of slots begin with 1, and fill lines.
         let in_slots = usize::try_from(frames).unwrap_or(usize::MAX).saturating_add(8);
+        let places = resident.slots().saturating_add(in_slots);
         Clock {
-            accessed: PlaceBits::new(resident.slots().saturating_add(in_slots)),
+            was_marked: PlaceBits::new(places),
+            accessed: PlaceBits::new(places),
             resident,
             newcomers: Newcomers::new(frames),
-            hand: AtomicUsize::new(0),
+            hand: Hand::default(),
         }
     }
 
@@ -101,34 +112,39 @@ impl Clock {
     /// Moves the hand by one place, or over all places up to the next one that may have a page.
     /// Returns where the hand was, and how many places it has jumped over from there.
     fn step(&self, residents: &dyn Residents) -> (usize, usize) {
-        let step = self.hand.fetch_add(1, Ordering::Relaxed);
+        let step = self.hand.0.fetch_add(1, Ordering::Relaxed);
         let position = step % self.places(residents);
         let empty = match position.checked_sub(self.resident.slots()) {
             None => self.resident.empty_from(position),
             Some(in_slots) => residents.empty_slots_from(in_slots),
         };
         let empty = empty.saturating_sub(1);
-        self.jump(step + 1 + empty);
+        if empty > 0 {
+            self.jump(step + 1 + empty);
+        }
         (step, empty)
     }
 
     /// Moves the hand on to this step. Other threads, which have moved the hand meanwhile, look at
     /// places in between.
     fn jump(&self, step: usize) {
-        self.hand.fetch_max(step, Ordering::Relaxed);
+        self.hand.0.fetch_max(step, Ordering::Relaxed);
     }
 
     /// Marks new pages whose time has come, so many at most.
     fn mark_newcomers(&self, residents: &dyn Residents, most: usize) {
         for place in std::iter::from_fn(|| self.newcomers.take_due()).take(most) {
-            if let Some(page) = self.page_in(place, residents) {
-                residents.try_mark(page);
+            if let Some(page) = self.page_in(place, residents)
+                && let MarkOutcome::Marked = residents.try_mark(page)
+            {
+                self.was_marked.set(place);
             }
         }
     }
 
     /// A page was put into this place.
     fn note_newcomer(&self, place: usize) {
+        self.was_marked.clear(place);
         self.accessed.clear(place);
         self.newcomers.note(place);
     }
@@ -164,7 +180,10 @@ impl Clock {
             let Some(page) = self.page_in(place, residents) else { continue };
             let leaves = match residents.try_mark(page) {
                 MarkOutcome::Marked => {
-                    self.accessed.set(place);
+                    // The first mark tells nothing of accesses.
+                    if self.was_marked.set(place) {
+                        self.accessed.set(place);
+                    }
                     false
                 }
                 MarkOutcome::AlreadyMarked => match self.stays(place, step) {
@@ -326,7 +345,9 @@ mod tests {
         let mut marks = Marks { in_use: (0..1_000).map(page).collect(), ..Marks::default() };
         let mut candidates = Vec::new();
         // The new pages that are due get no mark, because they are in use.
-        clock.few_candidates(&marks, 4, &mut candidates);
+        for _ in 0..1_000 / FEW_STEPS {
+            clock.few_candidates(&marks, 4, &mut candidates);
+        }
         marks.in_use.clear();
         clock.few_candidates(&marks, 4, &mut candidates);
         assert!(candidates.is_empty());
@@ -335,6 +356,24 @@ mod tests {
         (0..1_000).for_each(|id| _ = marks.try_mark(page(id)));
         clock.few_candidates(&marks, 4, &mut candidates);
         assert_eq!(candidates.len(), 4);
+    }
+
+    #[test]
+    fn a_page_that_had_no_mark_gets_one_round_and_no_more() {
+        let clock = Clock::new(64);
+        let mut marks = Marks { in_use: (0..64).map(page).collect(), ..Marks::default() };
+        (0..64).for_each(|id| clock.admit(page(id)));
+        let mut candidates = Vec::new();
+        clock.few_candidates(&marks, 4, &mut candidates);
+        clock.few_candidates(&marks, 4, &mut candidates);
+        marks.in_use.clear();
+        // One round marks all, and the next finds those that no thread has accessed: all of them.
+        clock.candidates(&marks, 1, 1, &mut candidates);
+        clock.forget(candidates[0]);
+        let (before, places) = (clock.hand.0.load(Ordering::Relaxed), clock.resident.slots());
+        clock.candidates(&marks, 64, 64, &mut candidates);
+        assert_eq!(candidates.len(), 64);
+        assert!(clock.hand.0.load(Ordering::Relaxed) - before <= places, "in one round");
     }
 
     /// A pool whose pages all lie in slots.
@@ -418,7 +457,7 @@ mod tests {
         let (clock, pool) = in_slots(1_000);
         let empty = clock.resident.empty_from(0);
         assert_eq!(empty, clock.resident.slots());
-        let first = clock.hand.fetch_add(1, Ordering::Relaxed);
+        let first = clock.hand.0.fetch_add(1, Ordering::Relaxed);
         clock.step(&pool);
         clock.jump(first + empty);
         assert_eq!(clock.step(&pool), (empty, 0));
