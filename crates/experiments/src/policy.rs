@@ -193,7 +193,7 @@ mod tests {
             (Kind::Zipf(0.99), 0.015),
             (Kind::Scanned(0.2), 0.025),
             (Kind::Scanned(0.5), 0.04),
-            (Kind::Loop(1.1), 0.05),
+            (Kind::Loop(1.1), -0.06),
             (Kind::Loop(2.0), 0.1),
             (Kind::Uniform, -0.01),
             (Kind::TreeUniform, -0.01),

@@ -148,8 +148,8 @@ struct Flow {
     /// The end of the room when it was asked for last.
     asked_at: u64,
     closing: bool,
-    /// The threads that call back.
-    callers: Vec<ThreadId>,
+    /// The threads that call back, each with a number that grows.
+    callers: Vec<(u64, ThreadId)>,
 }
 
 impl Shared {
@@ -447,12 +447,13 @@ impl Shared {
         if calls.is_empty() {
             return;
         }
-        let caller = thread::current().id();
+        flow.serial += 1;
+        let caller = (flow.serial, thread::current().id());
         flow.callers.push(caller);
         drop(flow);
         calls.into_iter().for_each(|(callback, result)| call(callback, result));
         let mut flow = lock(&self.flow);
-        let at = flow.callers.iter().rposition(|thread| *thread == caller);
+        let at = flow.callers.iter().rposition(|other| *other == caller);
         at.map(|at| flow.callers.swap_remove(at));
         drop(flow);
         self.called.notify_all();
@@ -464,7 +465,9 @@ impl Shared {
         // The threads of a parent never return in the child of a fork.
         if self.home.is_here() {
             let mut flow = lock(&self.flow);
-            while flow.others_call_back() {
+            // Others may begin later, again and again.
+            let newest = flow.serial;
+            while flow.others_call_back(newest) {
                 flow = wait(&self.called, flow);
             }
         }
@@ -742,10 +745,12 @@ impl Flow {
         landed.map(|batch| batch.blocks.end).max().unwrap_or(0)
     }
 
-    /// Whether other threads call back. A thread that does so itself waits for none: they could
-    /// wait for each other.
-    fn others_call_back(&self) -> bool {
-        !self.callers.is_empty() && !self.callers.contains(&thread::current().id())
+    /// Whether other threads call back that began with this number or before. A thread that calls
+    /// back itself waits for none: they could wait for each other.
+    fn others_call_back(&self, newest: u64) -> bool {
+        let this = thread::current().id();
+        self.callers.iter().any(|(number, _)| *number <= newest)
+            && !self.callers.iter().any(|(_, thread)| *thread == this)
     }
 
     /// Why nothing more is taken.

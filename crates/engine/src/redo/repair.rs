@@ -182,7 +182,20 @@ mod tests {
         for round in 0..3 {
             put(&store, (0..ENTRIES).map(|number| number.wrapping_mul(7919 + round) % ENTRIES));
         }
+        let in_memory = |store: &Store| {
+            let place = |number| PageRef::new(number, 1);
+            let is_there = |page| store.core.pages.pool.fix_shared_resident(page).is_some();
+            (0..2_000).map(place).filter(|page| is_there(*page)).collect::<Vec<_>>()
+        };
+        let (before, kept) = (memory.snapshot(), in_memory(&store));
         assert!(damage_nodes(&memory).len() > 500);
+        // Those that are in memory, and as they are in the file, are not read again.
+        for page in kept {
+            let at = page.id.0 as usize * PAGE_SIZE;
+            let Some(bytes) = before.get(at..at + PAGE_SIZE) else { continue };
+            let sound = AlignedPage(*bytes.first_chunk().unwrap());
+            memory.write(&mut [Write::new(page.id.0, [&sound.0, &[]])]);
+        }
         expect_sound(&store);
         assert!(store.pool_stats().repairs > 400);
         // What was repaired goes to the file.

@@ -258,11 +258,13 @@ impl Store {
         // Those of the rest are among those that were not seen. So are those of a value whose leaf
         // could not be read when its tree was dropped.
         let is_seen = |first: PageId| collector.has_seen(first.0);
-        if pages.unlinked.has_unknown_readers(is_seen) || !pages.unlinked.forget_unreadable() {
+        let has_unknown = pages.unlinked.has_unknown_readers(is_seen);
+        let roots = if has_unknown { None } else { pages.unlinked.forget_unreadable() };
+        let Some(roots) = roots else {
             let what = "a removed value is still read, and its pages cannot be found: end the \
                         snapshots and readers, and try again";
             return Err(Error::InUse(what.into()));
-        }
+        };
         let (_, mut known) = pages.pool.snapshot_space();
         known.extend(pages.unlinked.ranges());
         let (first, end) = pages.pool.with_space(|space| {
@@ -276,6 +278,15 @@ impl Store {
         }
         let unit = u64::from(pages.page_frames);
         let mut lost = PageRuns::default();
+        // The first record has them: recovery frees a removed value until one says that its root is
+        // free, and so no page of it may be free before.
+        for root in roots {
+            let frames = root.id.0..root.id.0 + u64::from(root.frames);
+            let unseen = frames.filter(|frame| collector.mark(*frame)).count();
+            if unseen == root.frames as usize {
+                lost.push(root);
+            }
+        }
         // The length of every page is a multiple of that of nodes, and so are the lengths of gaps.
         for frame in (first..end).step_by(pages.page_frames as usize) {
             if (frame..frame + unit).all(|frame| collector.mark(frame)) {

@@ -226,7 +226,7 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
         let space = sure_free_map(&core.pages.device, &header);
         core.orphans = Some(Orphans::new(&core.pages.device, header.page_frames, space));
     }
-    // The next change or checkpoint finds their pages, and frees them.
+    // The next checkpoint, or the end of a view, finds their pages and frees them.
     core.pages.unlinked.add_unreadable(removed);
     match (options.wants_log(place), log, redone) {
         (_, Some(log), Some((pages, pending))) => {

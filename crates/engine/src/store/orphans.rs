@@ -7,7 +7,8 @@
 //!
 //! Of two tops that have a key, the one with the greater sequence number counts. A node gets a new
 //! one with each change of its fences. So it counts before nodes that had these keys earlier, were
-//! freed, and still lie in the file. If the free map is sure, it rules such nodes out.
+//! freed, and still lie in the file. If the free map is sure, it rules such nodes out. Else it may
+//! be wrong: nodes of a bulk load, and of a store without a log, have no number.
 
 use std::cell::Cell;
 use std::cmp::Reverse;

@@ -167,16 +167,15 @@ impl UnlinkedPages {
         !self.lock().unreadable.is_empty()
     }
 
-    /// The caller finds the pages of these values in another way. False, and they stay, if one of
-    /// them has readers.
-    pub(crate) fn forget_unreadable(&self) -> bool {
+    /// The caller finds the pages of these values in another way. Returns the roots of their
+    /// indexes; `None`, and the values stay, if one of them has readers.
+    pub(crate) fn forget_unreadable(&self) -> Option<Vec<PageRef>> {
         let mut lists = self.lock();
         let has_readers = |(_, blob): &(u32, BlobRef)| lists.read.contains_key(&blob.page.id);
         if lists.unreadable.iter().any(has_readers) {
-            return false;
+            return None;
         }
-        lists.unreadable.clear();
-        true
+        Some(take(&mut lists.unreadable).into_iter().map(|(_, blob)| blob.page).collect())
     }
 
     /// The number of frames of all unlinked pages.

@@ -575,7 +575,8 @@ impl Transaction {
 
     /// As [`commit`](Transaction::commit), but returns before the transaction is durable, and calls
     /// `durable` when it is, or when it is unknown whether it will be. So one thread can have many
-    /// commits under way. `durable` runs on a thread of the log, or on this one, and must not wait.
+    /// commits under way. `durable` runs on a thread of the log, or on one that waits for the log,
+    /// which may hold pages and locks of the store. So it must not wait, nor use the store.
     /// A [`close`](crate::Store::close) that begins after this has returned ends after `durable`
     /// has returned, also with an error.
     ///
