@@ -16,7 +16,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
+use shuttle::Runner;
 use shuttle::rand::Rng;
+use shuttle::scheduler::PctScheduler;
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 use shuttle::thread;
 use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, ReadDone, ReadRange, Write};
@@ -417,7 +419,10 @@ fn versions_that_start_afresh_deceive_a_reader() {
     KIND.set((StatePlace::Pages, Translation::Table));
     VERSIONS_START_AFRESH.set(true);
     let found = std::panic::catch_unwind(|| {
-        shuttle::check_pct(a_page_leaves_and_comes_back, 50_000, 4);
+        // Of random seeds about one in 20 finds nothing in so many schedules. If the pool's steps
+        // change and this one does not find it, try others.
+        let scheduler = PctScheduler::new_from_seed(2, 4, 50_000);
+        Runner::new(scheduler, shuttle::Config::default()).run(a_page_leaves_and_comes_back);
     });
     VERSIONS_START_AFRESH.set(false);
     let why = found.expect_err("the model did not find it");
