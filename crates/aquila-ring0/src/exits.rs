@@ -17,7 +17,9 @@ use crate::memory::{Window, pointer};
 use crate::message::stop;
 use crate::processor::{Calls, FLAGS, Processor, SET_FS, SET_GS, errno};
 use crate::running::Running;
-use crate::sys::{QUIET, keeping_errno, quiet_system_call, raw_system_call, read_memory, set_mask};
+use crate::sys::{
+    QUIET, keeping_errno, quiet_system_call, raw_system_call, read_memory, set_mask, thread_number,
+};
 use crate::{descriptors, native, running};
 
 /// The functions for blocks.
@@ -317,10 +319,8 @@ impl Thread<'_> {
         let Some(vectors) = vectors.get_mut(..registers.rdx as usize) else { return Ok(None) };
         let bytes = size_of_val(vectors) as i64;
         // Not by the process' number: its first thread may have ended.
-        // SAFETY: the call has no arguments.
-        let thread = unsafe { raw_system_call(libc::SYS_gettid as u64, [0; 6]) };
         let words = vectors.as_flattened_mut();
-        if read_memory(thread.cast_unsigned(), registers.rsi, words) != bytes
+        if read_memory(thread_number(), registers.rsi, words) != bytes
             || vectors.iter().any(|[_, length]| (*length as i64) < 0)
         {
             return Ok(None);

@@ -15,13 +15,13 @@
 //!
 //! A handler of the program's may take a thread out of ring 0 for good, and the thread may end
 //! without a word. Then no signal reaches it, or one reaches the thread that has its number now.
-//! Either way the thread that kicks learns that the processor is *lost*, and nobody waits for it.
+//! Either way the thread that kicks learns that the processor is *lost*, and waits for it no more.
 #![allow(unsafe_code)]
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use crate::sys::{raw_system_call, read_memory, rest, set_mask};
+use crate::sys::{raw_system_call, read_memory, rest, set_mask, thread_number};
 
 /// The thread is not in the guest, nor about to enter it.
 const OUT: u64 = 0;
@@ -82,9 +82,7 @@ impl Running {
     /// The calling thread uses the processor from now on. Returns whether it has the signal
     /// [blocked](unblock), which it has not while it uses the processor.
     pub(crate) fn take(&self) -> bool {
-        // SAFETY: the call has no arguments.
-        let thread = unsafe { raw_system_call(libc::SYS_gettid as u64, [0; 6]) };
-        self.thread.store(thread as u32, Ordering::Relaxed);
+        self.thread.store(thread_number() as u32, Ordering::Relaxed);
         unblock()
     }
 

@@ -168,7 +168,7 @@ mod tests {
     /// A thread that has left ring 0 without a word has ended; or another one has its number, and
     /// gets the kick.
     #[test]
-    fn nobody_waits_for_a_thread_that_has_ended() {
+    fn no_thread_waits_for_one_that_has_ended() {
         for is_number_used_again in [false, true] {
             let shootdown = Shootdown::new();
             let block = ptr::with_exposed_provenance_mut::<Block>(new_block(&shootdown));

@@ -18,6 +18,12 @@ impl Drop for BlockedSignals {
     }
 }
 
+/// The kernel's number of the calling thread.
+pub(crate) fn thread_number() -> u64 {
+    // SAFETY: the call has no arguments.
+    unsafe { raw_system_call(libc::SYS_gettid as u64, [0; 6]) }.cast_unsigned()
+}
+
 /// Copies memory of a thread of this process, or of another process, into words. Returns the bytes,
 /// or a negative error number, which is that of no such process if the thread has ended.
 pub(crate) fn read_memory(thread: u64, address: u64, to: &mut [u64]) -> i64 {

@@ -232,7 +232,7 @@ fn a_thread_is_cancelled_while_it_computes_and_while_it_waits() {
 
 /// Cancellation while a thread computes, `pthread_exit`, a jump and the end, each in a handler.
 #[test]
-fn nobody_waits_for_threads_that_handlers_took_away() {
+fn no_thread_waits_for_those_that_handlers_took_away() {
     let Some(library) = library() else { return };
     let file = TemporaryFile::new("lost");
     for how in ["cancel", "exit", "jump", "call"] {

@@ -6,8 +6,8 @@ use std::ops::Range;
 /// Bytes of a page.
 pub const PAGE_SIZE: u64 = 4096;
 
-/// Flags that mean the same whoever maps the file. Flags that choose addresses, and those of huge
-/// pages, locks, growth and write-through are not among them.
+/// Flags that mean the same in the kernel's mapping and in a library's. Flags that choose
+/// addresses, and those of huge pages, locks, growth and write-through are not among them.
 const HARMLESS: c_int =
     libc::MAP_SHARED | libc::MAP_PRIVATE | libc::MAP_POPULATE | libc::MAP_NORESERVE;
 
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_call_that_maps_a_file_for_reading_is_one() {
+    fn only_calls_that_map_a_file_for_reading_are_taken() {
         let good = Request {
             length: 1,
             rights: libc::PROT_READ,

@@ -100,7 +100,7 @@ impl Store {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(Error::Cancelled),
         };
-        // So that the salvages need no scan that tells nobody of its progress.
+        // A scan that a salvage began could not tell its progress.
         let mut scan_for = |tree: TreeRef<'_>, nodes: &mut u64| {
             let is_damaged = tree.has_damaged_inner(&mut || {
                 *nodes += 1;

@@ -4,8 +4,8 @@
 //! is allocated and was written before, so that a block changes no metadata.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use zerocopy::IntoBytes as _;
 
@@ -30,8 +30,8 @@ pub(super) enum Pace {
     First = if cfg!(test) { 4 } else { 128 },
 }
 
-/// What a step writes, at most. Memory of the heap would fault in anew for each.
-static ZEROES: [Block; 256] = [Block::ZERO; 256];
+/// What a step writes, at most. It stays: new memory would fault in for each step.
+static ZEROES: LazyLock<Box<[Block]>> = LazyLock::new(|| vec![Block::ZERO; 256].into());
 
 /// What the first block of a file says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,52 +27,13 @@ const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
         "crates/dax/Cargo.toml",
         &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
     ),
-    (
-        "crates/aquila-core/Cargo.toml",
-        &[
-            "vellum-vm",
-            "vellum-pool",
-            "vellum",
-            "vellum-cli",
-            AQUILA,
-            MORSEL,
-            BENCH,
-            EXPERIMENTS,
-            PEERS,
-        ],
-    ),
+    ("crates/aquila-core/Cargo.toml", NOT_FOR_BASES),
     (
         "crates/aquila/Cargo.toml",
         &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
     ),
-    (
-        "crates/interpose/Cargo.toml",
-        &[
-            "vellum-vm",
-            "vellum-pool",
-            "vellum",
-            "vellum-cli",
-            AQUILA,
-            MORSEL,
-            BENCH,
-            EXPERIMENTS,
-            PEERS,
-        ],
-    ),
-    (
-        "crates/aquila-ring0/Cargo.toml",
-        &[
-            "vellum-vm",
-            "vellum-pool",
-            "vellum",
-            "vellum-cli",
-            AQUILA,
-            MORSEL,
-            BENCH,
-            EXPERIMENTS,
-            PEERS,
-        ],
-    ),
+    ("crates/interpose/Cargo.toml", NOT_FOR_BASES),
+    ("crates/aquila-ring0/Cargo.toml", NOT_FOR_BASES),
     ("crates/capi/Cargo.toml", &["vellum-pool", "vellum-cli", BENCH, EXPERIMENTS, PEERS]),
     (
         "crates/preload/Cargo.toml",
@@ -94,6 +55,19 @@ const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
         "crates/testing/Cargo.toml",
         &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
     ),
+];
+
+/// What the crates beneath a cache of mapped files must not know.
+const NOT_FOR_BASES: &[&str] = &[
+    "vellum-vm",
+    "vellum-pool",
+    "vellum",
+    "vellum-cli",
+    AQUILA,
+    MORSEL,
+    BENCH,
+    EXPERIMENTS,
+    PEERS,
 ];
 
 const AQUILA: &str = "vellum-aquila";

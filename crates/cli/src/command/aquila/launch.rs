@@ -277,7 +277,8 @@ fn interpreter_of(file: &File) -> io::Result<Option<PathBuf>> {
     let mut words = line.split(|byte| b" \t\0".contains(byte));
     let word = words.find(|word| !word.is_empty());
     // The kernel takes no path that may go on after what it looks at.
-    let word = word.filter(|word| begin.len() < MOST as usize || !begin.ends_with(word));
+    let is_cut = begin.len() as u64 == MOST && !begin.contains(&b'\n') && words.next().is_none();
+    let word = word.filter(|_| !is_cut);
     Ok(word.map(|word| PathBuf::from(OsStr::from_bytes(word))))
 }
 
