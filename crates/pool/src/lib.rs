@@ -50,6 +50,7 @@ mod page;
 mod pool;
 mod replacement;
 mod residence;
+mod scattered_lines;
 mod slot_owners;
 mod slots;
 mod space;

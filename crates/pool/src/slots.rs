@@ -341,6 +341,39 @@ impl Slots {
         self.owners.set(slot, page);
     }
 
+    /// Notes that the page, which the caller holds exclusively and which is in this slot, is
+    /// resident.
+    pub(crate) fn admit(&self, slot: u64, page: PageId) {
+        self.owners.admit(slot, page);
+    }
+
+    /// Whether a page is in this slot and resident, by the record.
+    pub(crate) fn is_admitted(&self, slot: u64, page: PageId) -> bool {
+        self.owners.is_admitted(slot, page)
+    }
+
+    /// The positions of an iteration over the resident pages in slots. Not each has a slot.
+    pub(crate) fn positions(&self) -> usize {
+        self.owners.positions()
+    }
+
+    /// The position of a slot.
+    pub(crate) fn position_of(&self, slot: u64) -> usize {
+        self.owners.position_of(slot)
+    }
+
+    /// The resident page at a position of the iteration, if there is one.
+    pub(crate) fn resident_at(&self, position: usize) -> Option<PageRef> {
+        let page = self.owners.resident_at(position)?;
+        Some(PageRef { id: page, frames: self.frames as u32 })
+    }
+
+    /// How many positions without a page there are from one on, as far as the record tells without
+    /// a look at each.
+    pub(crate) fn empty_from(&self, position: usize) -> usize {
+        self.owners.empty_from(position)
+    }
+
     /// The slot that a page is in by the record, which the caller holds exclusively; 0 if it is on
     /// the surface. Slow.
     pub(crate) fn find(&self, page: PageId) -> Option<u64> {

@@ -209,17 +209,34 @@ fn pages_of_all_lengths_come_and_go() {
     assert_eq!((pool.kernel_resident_pages().unwrap(), stats(&pool).collapsed), (0, 0));
 }
 
+/// How fast a thread makes accesses.
+#[derive(Clone, Copy)]
+enum Pace {
+    Full,
+    /// One access for each page that leaves. So no policy can keep all of the thread's pages.
+    Evictions,
+}
+
 /// Has a thread for each churn make accesses of all kinds, until `done`.
-fn churn_until(pool: &Pool, churns: &[&Churn], done: impl Fn() -> bool) {
+fn churn_until(pool: &Pool, churns: &[(&Churn, Pace)], done: impl Fn() -> bool) {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let _stopping = SetWhenDropped(&stop);
-        for (seed, churn) in churns.iter().enumerate() {
+        for (seed, (churn, pace)) in churns.iter().enumerate() {
             let stop = &stop;
             scope.spawn(move || {
                 let mut random = Random(seed as u64);
+                let mut evictions = pool.stats().evictions;
                 while !stop.load(Ordering::Relaxed) {
-                    (0..64).for_each(|_| churn.step(pool, &mut random));
+                    let accesses = match pace {
+                        Pace::Full => 64,
+                        Pace::Evictions => (pool.stats().evictions - evictions).min(64),
+                    };
+                    (0..accesses).for_each(|_| churn.step(pool, &mut random));
+                    evictions += accesses;
+                    if accesses == 0 {
+                        thread::yield_now();
+                    }
                 }
             });
         }
@@ -228,6 +245,25 @@ fn churn_until(pool: &Pool, churns: &[&Churn], done: impl Fn() -> bool) {
             thread::sleep(Duration::from_millis(1));
         }
     });
+}
+
+/// Two threads use these pages until so many chunks are collapsed.
+fn churn_until_collapsed(pool: &Pool, churn: &Churn, chunks: u64) {
+    churn_until(pool, &[(churn, Pace::Full); 2], || stats(pool).collapsed >= chunks);
+}
+
+/// A thread makes and uses as many new pages as the pool has room for, which splits chunks of the
+/// others: so many, and for so long at least. Returns the new pages.
+#[track_caller]
+fn churn_until_split(pool: &Pool, others: &Churn, chunks: u64, time: Duration) -> Churn {
+    let before = stats(pool).splits;
+    let new = Churn::new(pool, CAPACITY as usize, &[1]);
+    let deadline = Instant::now() + time;
+    let has_split = || stats(pool).splits >= before + chunks;
+    let churns = [(&new, Pace::Full), (others, Pace::Evictions)];
+    churn_until(pool, &churns, || has_split() && Instant::now() > deadline);
+    assert!(has_split(), "{:?}", stats(pool));
+    new
 }
 
 /// The threads use a set of pages that fits the pool, which collapses it, and, in turn, a larger
@@ -241,14 +277,9 @@ fn contents_survive(storage: Storage, backend: BackendChoice, rounds: u32) {
         let _stopping = SetWhenDropped(&stop);
         scope.spawn(|| watch(&pool, &stop));
         for round in 0..rounds {
-            churn_until(&pool, &[&fits, &fits], || stats(&pool).collapsed >= 10);
+            churn_until_collapsed(&pool, &fits, 10);
             assert!(stats(&pool).collapsed >= 10, "round {round}: {:?}", stats(&pool));
-            let before = stats(&pool).splits;
-            let other = Churn::new(&pool, CAPACITY as usize, &[1]);
-            let deadline = Instant::now() + Duration::from_millis(400);
-            let has_split = || stats(&pool).splits >= before + 8;
-            churn_until(&pool, &[&other, &fits], || has_split() && Instant::now() > deadline);
-            assert!(has_split(), "{:?}", stats(&pool));
+            let other = churn_until_split(&pool, &fits, 8, Duration::from_millis(400));
             other.check(&pool);
             other.pages.iter().for_each(|page| pool.free_page(*page).unwrap());
             pool.sync().unwrap();
@@ -378,18 +409,14 @@ fn the_memory_contract_holds_by_the_count_of_the_group() {
     // advance.
     let slack = 4 * CHUNK;
     for _ in 0..2 {
-        let splits = stats(&pool).splits;
-        let other = Churn::new(&pool, CAPACITY as usize, &[1]);
-        let deadline = Instant::now() + Duration::from_millis(500);
-        let has_split = || stats(&pool).splits >= splits + 5;
-        churn_until(&pool, &[&other, &fits], || has_split() && Instant::now() > deadline);
+        let other = churn_until_split(&pool, &fits, 5, Duration::from_millis(500));
         let most = frames("memory.max_usage_in_bytes") - before;
         assert!(most <= CAPACITY + slack, "{most} frames of {CAPACITY}: {:?}", stats(&pool));
         other.pages.iter().for_each(|page| pool.free_page(*page).unwrap());
         let used = frames("memory.usage_in_bytes").saturating_sub(before);
         let resident = pool.stats().resident_frames;
         assert!(used <= resident + slack, "{used} frames for {resident}: {:?}", stats(&pool));
-        churn_until(&pool, &[&fits, &fits], || stats(&pool).collapsed >= 10);
+        churn_until_collapsed(&pool, &fits, 10);
     }
     assert!(stats(&pool).splits > 8, "{:?}", stats(&pool));
 }

@@ -73,7 +73,7 @@ impl Pool {
         }
         let mut reserved = self.eviction.reserve(PageRef::new(0, frames))?;
         let Some(page) = take(self)? else { return Ok(None) };
-        match self.core.claim_unallocated(page, &mut reserved) {
+        let placed = match self.core.claim_unallocated(page, &mut reserved) {
             Err(error @ (PoolError::Populate { .. } | PoolError::DamagedWord { .. })) => {
                 self.give_place_up(page)?;
                 return Err(error);
@@ -82,9 +82,9 @@ impl Pool {
             // all the same, the file is damaged. The range then stays allocated, so that no data
             // is overwritten.
             claimed => claimed?,
-        }
+        };
         reserved.keep();
-        self.core.admit(page);
+        self.core.admit(placed);
         // A word that was damaged since is right again, and the caller gets the page.
         let _ = self.core.check_word(page);
         self.core.counters.count(Event::Allocate);
@@ -105,9 +105,9 @@ impl Pool {
         self.check_writable()?;
         self.core.look(page)?;
         let mut reserved = self.eviction.reserve(page)?;
-        self.core.claim_unallocated(page, &mut reserved)?;
+        let placed = self.core.claim_unallocated(page, &mut reserved)?;
         reserved.keep();
-        self.core.admit(page);
+        self.core.admit(placed);
         // As in `allocate_in`: otherwise a page of zeros would stay.
         let _ = self.core.check_word(page);
         let mut guard = ExclusiveGuard::new(&self.core, self.core.held(page), page, true)?;
@@ -432,7 +432,7 @@ impl Pool {
 
     /// Frees a resident page that the caller has locked.
     fn free_locked(&self, page: PageRef) -> Result<(), PoolError> {
-        if !self.core.policy.contains(page) {
+        if !self.core.is_of_this_length(page) {
             self.core.unlock(page, Leave::Unlocked, false);
             return Err(PoolError::WrongSize(page));
         }

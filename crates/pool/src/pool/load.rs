@@ -85,7 +85,7 @@ impl Claimed<'_> {
                 result
             }
         };
-        core.finish_read(page, result, true)?;
+        core.finish_read(page, undo, result, true)?;
         self.undo = None;
         self.reserved.take().into_iter().for_each(ReservedPage::keep);
         core.counters.count(Event::Miss);
@@ -338,7 +338,9 @@ impl AsyncRead {
     /// Publishes the page, or undoes its claim.
     fn complete(mut self, result: io::Result<()>, event: Event) {
         // A repair keeps other reads waiting. If the page is only read ahead, its fix repairs it.
-        match self.core.finish_read(self.page, result, event != Event::Prefetch) {
+        let may_repair = event != Event::Prefetch;
+        let undo = self.undo.as_ref().expect("the claim stands until the read has ended");
+        match self.core.finish_read(self.page, undo, result, may_repair) {
             Ok(()) => {
                 self.undo = None;
                 self.core.counters.count(event);

@@ -170,10 +170,10 @@ impl Translation {
 pub struct PoolOptions {
     /// Memory for pages. Resident pages never exceed it. The pool takes more memory for the state
     /// words (8 bytes for each page of the file that was ever used, in groups of 512, which go back
-    /// when all of their pages are evicted), the kernel's page tables (as much again), the resident
-    /// set (12 bytes for each frame of the pool that was ever used, with S3-FIFO 26), the record of
-    /// the pages in slots (8 bytes for each slot that was ever used) and buffers for one batch of
-    /// writes per evicting thread.
+    /// when all of their pages are evicted), the kernel's page tables (as much again), the record
+    /// of the pages in slots (8 bytes for each slot that was ever used), the resident set (12 bytes
+    /// for each frame that a page in no slot ever used, with S3-FIFO 26 for each frame that was
+    /// ever used) and buffers for one batch of writes per evicting thread.
     pub size: PoolSize,
     /// The largest size, in bytes, that [`Pool::resize`](crate::Pool::resize) may give the pool;
     /// `size` by default, and no more than the process may use. A larger maximum takes address

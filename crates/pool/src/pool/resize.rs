@@ -106,7 +106,7 @@ impl Core {
         let mut rounds = 0;
         while !vacating.is_empty() && !slots.keep_apart(&mut vacating) && rounds < MOVE_ROUNDS {
             let mut pages = Vec::new();
-            self.policy.for_each(&mut |page| {
+            self.for_each_resident(&mut |page| {
                 // A page whose word is damaged, or one that leaves or comes at this moment.
                 let slot = self.slot_of(page.id);
                 if !slots.is_of(slot, page.id) {

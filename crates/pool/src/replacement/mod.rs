@@ -6,6 +6,7 @@
 //! has accessed the page since the last time.
 
 mod clock;
+mod newcomers;
 mod resident_set;
 mod s3_fifo;
 
@@ -25,7 +26,8 @@ pub enum Replacement {
     #[default]
     Clock,
     /// [`S3Fifo`]: keeps pages that are used repeatedly while scans and loops pass. A miss costs it
-    /// more, and it takes 26 bytes for each frame of the pool in place of 12.
+    /// more, and it takes 26 bytes for each frame of the pool. Clock takes 12 for those of pages
+    /// that lie in no slot.
     S3Fifo,
 }
 
@@ -54,6 +56,25 @@ pub enum MarkOutcome {
 pub trait Residents {
     /// Marks a page, as a clock's hand does, unless it is marked already or a thread holds it.
     fn try_mark(&self, page: PageRef) -> MarkOutcome;
+
+    /// The positions of an iteration over the pages that lie in the pool's slots
+    /// (docs/translation.md). Slots at neighbouring positions lie apart, so that all huge pages get
+    /// free slots. 0 in a pool without slots, or for a policy that does not look into them
+    /// ([`looks_into_slots`](ReplacementPolicy::looks_into_slots)).
+    fn slot_positions(&self) -> usize {
+        0
+    }
+
+    /// The resident page in the slot at a position, if there is one.
+    fn page_in_slot_at(&self, _position: usize) -> Option<PageRef> {
+        None
+    }
+
+    /// How many positions without a page there are from this one on, as far as the pool knows
+    /// without a look at each.
+    fn empty_slots_from(&self, _position: usize) -> usize {
+        0
+    }
 }
 
 /// A replacement policy. Many threads call its methods at the same time.
@@ -93,6 +114,18 @@ pub trait ReplacementPolicy: Send + Sync + fmt::Debug + 'static {
     ) {
     }
 
+    /// Whether the policy finds pages in the pool's slots by [`Residents::page_in_slot_at`], and
+    /// needs no memory for them. If so, the pool calls [`admit_in_slot`](Self::admit_in_slot) for
+    /// them and none of the other methods. The answer is always the same. A policy that passes the
+    /// calls on to another one, and not this one, answers no, and gets every page.
+    fn looks_into_slots(&self) -> bool {
+        false
+    }
+
+    /// A page in the slot at this position became resident.
+    fn admit_in_slot(&self, _position: usize) {}
+
     /// Visits every page that is resident during the whole call; others may or may not be visited.
+    /// Pages that the policy finds in slots are not among them.
     fn for_each(&self, visit: &mut dyn FnMut(PageRef));
 }

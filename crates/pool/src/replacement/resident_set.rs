@@ -5,13 +5,12 @@
 //! makes cheap. Removed entries leave a tombstone that the next insertion reuses, so entries never
 //! move, and an entry that is there throughout an iteration is seen by it.
 //!
-//! The iteration jumps from one cache line of slots to another far away. In sequential order the
-//! hand would empty the slots that it has passed and leave those ahead full: insertions there would
-//! search a good part of the set, in time that grows with the pool (measured: 200 us in a set of
-//! 2^18 pages).
+//! The iteration visits lines that lie far apart one after the other (`scattered_lines.rs`). In
+//! sequential order the hand would empty the slots that it has passed and leave those ahead full:
+//! insertions there would search a good part of the set, in time that grows with the pool
+//! (measured: 200 us in a set of 2^18 pages).
 //!
-//! A bit for each line, in the order of the iteration, says whether the line may have entries. So
-//! the hand jumps over what is empty, and a pool that is much smaller than it may become
+//! The hand jumps over lines without entries. So a pool that is much smaller than it may become
 //! ([`PoolOptions::max_bytes`](crate::PoolOptions::max_bytes)) has a short round.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::FromZeros;
 
 use crate::page::PageRef;
+use crate::scattered_lines::{LINE, ScatteredLines};
 
 const EMPTY: u64 = 0;
 const TOMBSTONE: u64 = u64::MAX;
@@ -26,45 +26,11 @@ const FRAMES_BITS: u32 = 24;
 /// Looks at the whole set for a free slot before that counts as a broken promise.
 const PASSES: u32 = 8;
 
-/// Slots in a cache line.
-const LINE: usize = 8;
-
-/// Lines whose bits lie in one word.
-const LINES_OF_WORD: usize = u64::BITS as usize;
-
-fn are_coprime(a: usize, b: usize) -> bool {
-    let (mut a, mut b) = (a, b);
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a == 1
-}
-
-/// The inverse of a number modulo another one that has no common divisor with it (the extended
-/// algorithm of Euclid).
-fn inverse_modulo(number: usize, modulus: usize) -> usize {
-    let (mut rest, mut next_rest) = (modulus as i128, number as i128 % modulus as i128);
-    let (mut factor, mut next_factor) = (0, 1);
-    while next_rest != 0 {
-        let quotient = rest / next_rest;
-        (rest, next_rest) = (next_rest, rest - quotient * next_rest);
-        (factor, next_factor) = (next_factor, factor - quotient * next_factor);
-    }
-    factor.rem_euclid(modulus as i128) as usize
-}
-
 /// A concurrent set of [`PageRef`]s with a fixed capacity.
 #[derive(Debug)]
 pub struct ResidentSet {
     slots: Box<[AtomicU64]>,
-    /// The step from one line to the next in the order of iteration. It has no common divisor with
-    /// the number of lines, so that the iteration reaches all lines.
-    stride: usize,
-    /// The inverse of the stride: a line's rank in the order of iteration is `line * inverse`.
-    inverse: usize,
-    /// A bit for each line, by its rank. The bit of a line that has entries is set, or the thread
-    /// that inserted the last of them is about to set it.
-    used_lines: Box<[AtomicU64]>,
+    lines: ScatteredLines,
 }
 
 impl ResidentSet {
@@ -76,16 +42,11 @@ impl ResidentSet {
     pub fn new(pages: u64) -> ResidentSet {
         let slots = usize::try_from(pages + pages / 2 + 8).unwrap_or(usize::MAX);
         let lines = slots.div_ceil(LINE);
-        // The golden section, so that the lines that follow each other lie evenly spread.
-        let golden = (lines as f64 * 0.618_034) as usize;
-        let stride = (golden.max(1)..).find(|stride| are_coprime(*stride, lines)).unwrap_or(1);
-        let inverse = inverse_modulo(stride, lines);
         const { assert!(EMPTY == 0, "zeroed memory is a set of empty slots") };
         let slots = <[AtomicU64]>::new_box_zeroed_with_elems(lines * LINE);
         let slots = slots.expect("address space for the resident set");
-        let used_lines = <[AtomicU64]>::new_box_zeroed_with_elems(lines.div_ceil(LINES_OF_WORD));
-        let used_lines = used_lines.expect("address space for the resident set");
-        ResidentSet { slots, stride, inverse, used_lines }
+        let lines = ScatteredLines::new(lines).expect("address space for the resident set");
+        ResidentSet { slots, lines }
     }
 
     /// How many slots there are, for the clock's hand to go round.
@@ -93,80 +54,16 @@ impl ResidentSet {
         self.slots.len()
     }
 
-    fn lines(&self) -> usize {
-        self.slots.len() / LINE
-    }
-
-    /// The slot at a position of the iteration.
-    fn at_position(&self, position: usize) -> &AtomicU64 {
-        &self.slots[self.line_of_rank(position / LINE) * LINE + position % LINE]
-    }
-
-    /// The line that the iteration comes to after `rank` others.
-    fn line_of_rank(&self, rank: usize) -> usize {
-        // No overflow below 2^32 lines, which is a pool of 90 TiB.
-        rank.wrapping_mul(self.stride) % self.lines()
-    }
-
-    /// The word and the bit that say whether a line may have entries.
-    fn used_bit(&self, rank: usize) -> (&AtomicU64, u64) {
-        (&self.used_lines[rank / LINES_OF_WORD], 1 << (rank % LINES_OF_WORD))
-    }
-
-    /// A slot of this line has an entry now.
-    fn note_used(&self, line: usize) {
-        let (word, bit) = self.used_bit(line.wrapping_mul(self.inverse) % self.lines());
-        // Together with `clear_if_empty`: the entry was stored before this load, and the bit is
-        // cleared before the entries are looked at. So one of the two threads sees the other.
-        if word.load(Ordering::SeqCst) & bit == 0 {
-            word.fetch_or(bit, Ordering::SeqCst);
-        }
-    }
-
-    /// Clears the bit of a line without entries. False if there are entries.
-    fn clear_if_empty(&self, rank: usize) -> bool {
-        let start = self.line_of_rank(rank) * LINE;
-        let is_empty = || {
-            let mut entries = self.slots[start..start + LINE].iter();
-            entries.all(|slot| Self::decode(slot.load(Ordering::SeqCst)).is_none())
-        };
-        if !is_empty() {
-            return false;
-        }
-        // So that tests see what another thread may do between the two.
-        #[cfg(test)]
-        std::thread::yield_now();
-        let (word, bit) = self.used_bit(rank);
-        word.fetch_and(!bit, Ordering::SeqCst);
-        if is_empty() {
-            return true;
-        }
-        word.fetch_or(bit, Ordering::SeqCst);
-        false
+    /// The number of the slot at a position of the iteration.
+    pub(super) fn slot_at(&self, position: usize) -> usize {
+        self.lines.entry_at(position)
     }
 
     /// How many slots without an entry there are from a position on, up to the end of the set at
     /// most, as far as whole lines tell: none for a position within a line.
     pub fn empty_from(&self, position: usize) -> usize {
-        if !position.is_multiple_of(LINE) {
-            return 0;
-        }
-        let first = position / LINE;
-        let mut rank = first;
-        while rank < self.lines() {
-            let word = self.used_lines[rank / LINES_OF_WORD].load(Ordering::Relaxed);
-            let ahead = word >> (rank % LINES_OF_WORD);
-            if ahead == 0 {
-                rank = (rank / LINES_OF_WORD + 1) * LINES_OF_WORD;
-                continue;
-            }
-            rank += ahead.trailing_zeros() as usize;
-            if !self.clear_if_empty(rank) {
-                break;
-            }
-            rank += 1;
-        }
-        (rank.min(self.lines()) - first) * LINE
+        let entry = |slot: usize| Self::decode(self.slots[slot].load(Ordering::SeqCst));
+        self.lines.empty_from(position, |slot| entry(slot).is_none())
     }
 
     fn encode(page: PageRef) -> u64 {
@@ -193,11 +90,11 @@ impl ResidentSet {
         (first..).zip(after).chain(before.iter().enumerate())
     }
 
-    /// Adds a page that is not in the set.
+    /// Adds a page that is not in the set. Returns the slot in which it is.
     ///
     /// # Panics
     /// If there are more pages than the set was made for.
-    pub fn insert(&self, page: PageRef) {
+    pub fn insert(&self, page: PageRef) -> usize {
         let entry = Self::encode(page);
         // A third of the slots is free at any time, but not the same ones: look again.
         for (at, slot) in (0..PASSES).flat_map(|_| self.probe(entry)) {
@@ -205,7 +102,8 @@ impl ResidentSet {
             if (seen == EMPTY || seen == TOMBSTONE)
                 && slot.compare_exchange(seen, entry, Ordering::SeqCst, Ordering::Relaxed).is_ok()
             {
-                return self.note_used(at / LINE);
+                self.lines.note_entry(at);
+                return at;
             }
         }
         panic!("more resident pages than the resident set has slots");
@@ -229,10 +127,15 @@ impl ResidentSet {
         self.probe(entry).any(|(_, slot)| slot.load(Ordering::Acquire) == entry)
     }
 
+    /// The page in a slot, if there is one.
+    pub(super) fn in_slot(&self, slot: usize) -> Option<PageRef> {
+        Self::decode(self.slots[slot].load(Ordering::Acquire))
+    }
+
     /// The page at a position of the iteration, below [`slots`](ResidentSet::slots), if there is
     /// one.
     pub fn at(&self, position: usize) -> Option<PageRef> {
-        Self::decode(self.at_position(position).load(Ordering::Acquire))
+        self.in_slot(self.slot_at(position))
     }
 
     /// Visits what is in the set.
@@ -281,7 +184,7 @@ mod tests {
     #[test]
     fn a_full_set_that_turned_over_many_times_still_finds_everything() {
         let set = ResidentSet::new(100);
-        (0..100).for_each(|id| set.insert(PageRef::new(id, 1)));
+        (0..100).for_each(|id| _ = set.insert(PageRef::new(id, 1)));
         for id in 0..100_000 {
             set.remove(PageRef::new(id, 1));
             set.insert(PageRef::new(id + 100, 1));
@@ -308,21 +211,6 @@ mod tests {
         assert_eq!(contents(&set), (0..4).map(|id| PageRef::new(id, 7)).collect());
     }
 
-    #[test]
-    fn the_iteration_comes_to_every_slot_once() {
-        for pages in [0, 1, 7, 8, 9, 100, 1_000, 4_096, 10_007] {
-            let set = ResidentSet::new(pages);
-            let slots: BTreeSet<usize> = (0..set.slots())
-                .map(|position| std::ptr::from_ref(set.at_position(position)).addr())
-                .collect();
-            assert_eq!(slots.len(), set.slots());
-            for rank in 0..set.lines() {
-                let line = set.line_of_rank(rank);
-                assert_eq!(line.wrapping_mul(set.inverse) % set.lines(), rank, "{pages} pages");
-            }
-        }
-    }
-
     /// A pool may be much smaller than the set, which has room for the largest that it may become.
     #[test]
     fn the_iteration_jumps_over_what_is_empty() {
@@ -342,14 +230,16 @@ mod tests {
             (looks, found)
         };
         assert_eq!(round(), (1, 0));
-        (0..300).for_each(|id| set.insert(PageRef::new(id, 1)));
+        (0..300).for_each(|id| _ = set.insert(PageRef::new(id, 1)));
         let (looks, found) = round();
         assert!(found == 300 && looks <= 300 * (LINE + 1) + 1, "{looks} looks found {found}");
-        // What has left is jumped over, too.
+        // What has left is jumped over, too, at first a few lines at a time.
         (0..290).for_each(|id| set.remove(PageRef::new(id, 1)));
         let (looks, found) = round();
+        assert!(found == 10 && looks <= 10 * (LINE + 1) + 1 + 290 / 32 + 1, "{looks} looks");
+        let (looks, found) = round();
         assert!(found == 10 && looks <= 10 * (LINE + 1) + 1, "{looks} looks found {found}");
-        (300..600).for_each(|id| set.insert(PageRef::new(id, 1)));
+        (300..600).for_each(|id| _ = set.insert(PageRef::new(id, 1)));
         assert_eq!(round().1, 310);
     }
 
@@ -360,17 +250,14 @@ mod tests {
         let rounds = if cfg!(miri) { 50 } else { 100_000 };
         let ended = AtomicU64::new(0);
         let is_noted = |page: PageRef| {
-            let at =
-                |rank: usize| (rank * LINE..(rank + 1) * LINE).map(|position| set.at(position));
-            let rank = (0..set.lines()).find(|rank| at(*rank).any(|found| found == Some(page)));
-            let (word, bit) = set.used_bit(rank.unwrap());
-            word.load(Ordering::SeqCst) & bit != 0
+            let at = (0..set.slots()).find(|slot| set.in_slot(*slot) == Some(page));
+            set.lines.is_noted(at.unwrap())
         };
         let lost = std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while ended.load(Ordering::Relaxed) == 0 {
-                        (0..set.lines()).for_each(|rank| _ = set.empty_from(rank * LINE));
+                        (0..set.slots()).step_by(LINE).for_each(|line| _ = set.empty_from(line));
                     }
                 });
             }
@@ -410,7 +297,7 @@ mod tests {
     #[test]
     fn searches_stay_short_behind_the_hand_and_ahead_of_it() {
         let set = ResidentSet::new(20_000);
-        (0..20_000).for_each(|id| set.insert(PageRef::new(id, 1)));
+        (0..20_000).for_each(|id| _ = set.insert(PageRef::new(id, 1)));
         let mut hand = 0;
         let mut searched = 0;
         for id in 20_000..220_000 {

@@ -9,7 +9,7 @@
 
 use vellum_vm::{Entry, Errno, PageRange};
 
-use super::protocol::{ClaimOutcome, Protocol, Undo};
+use super::protocol::{ClaimOutcome, PlacedPage, Protocol, Undo};
 use crate::core::Core;
 use crate::error::PoolError;
 use crate::page::PageRef;
@@ -77,7 +77,8 @@ impl Protocol for FrameStates {
         self.cancel_release(&core.parking, page, leave);
     }
 
-    fn end_release(&self, core: &Core, page: PageRef, _leave: Leave) {
+    fn end_release(&self, core: &Core, placed: PlacedPage, _leave: Leave) {
+        let page = placed.page;
         match core.is_long(page) {
             // No call has released it yet.
             true => self.unclaim(&core.surface, &core.parking, page),

@@ -10,7 +10,7 @@ use std::io;
 
 use vellum_vm::{Entry, Errno};
 
-use super::protocol::{ClaimOutcome, Protocol, Undo, inner_pages};
+use super::protocol::{ClaimOutcome, PlacedPage, Protocol, Undo, inner_pages};
 use crate::core::Core;
 use crate::error::PoolError;
 use crate::page::PageRef;
@@ -88,8 +88,9 @@ impl Protocol for StateArray {
 
     fn cancel_release(&self, _core: &Core, _page: PageRef, _leave: Leave) {}
 
-    fn end_release(&self, core: &Core, page: PageRef, leave: Leave) {
-        core.policy.forget(page);
+    fn end_release(&self, core: &Core, placed: PlacedPage, leave: Leave) {
+        let page = placed.page;
+        core.forget(placed);
         inner_pages(page).for_each(|inner| core.free_inner(inner));
         core.unlock(page, leave, false);
     }

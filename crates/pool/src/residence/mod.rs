@@ -32,6 +32,7 @@ use crate::sync::interleave;
 mod by_frame;
 mod by_page;
 mod protocol;
+mod residents;
 mod slot_check;
 
 use protocol::inner_pages;
@@ -80,8 +81,9 @@ impl Core {
         }
     }
 
-    /// Locks a page that is being allocated. It gives the page zeroed memory, or leaves that to the
-    /// first write fault. The caller has taken the frames out of the budget.
+    /// Locks a page that is being allocated, and returns where it is. It gives the page zeroed
+    /// memory, or leaves that to the first write fault. The caller has taken the frames out of the
+    /// budget.
     ///
     /// A thread with a stale reference may hold one of the frames; it soon finds the reference
     /// stale and unlocks the frame.
@@ -93,7 +95,7 @@ impl Core {
         &self,
         page: PageRef,
         reserved: &mut ReservedPage<'_>,
-    ) -> Result<(), PoolError> {
+    ) -> Result<PlacedPage, PoolError> {
         for _ in 0..RETRIES {
             let outcome = self.protocol().claim_unallocated(self, page);
             let outcome = outcome.map_err(|errno| no_memory(page, errno))?;
@@ -115,7 +117,7 @@ impl Core {
     fn is_resident_head(&self, frame: PageRef) -> bool {
         let sight = self.look_at_known(frame);
         let is_held = sight.1.state() == State::Locked;
-        is_settled(sight) || is_held && self.policy.contains(self.whole(frame.id))
+        is_settled(sight) || is_held && self.is_admitted(self.whole(frame.id))
     }
 
     /// Gives a claimed page the slot that was reserved for it, if it lies in one. Returns the
@@ -144,7 +146,7 @@ impl Core {
         page: PageRef,
         reserved: &mut ReservedPage<'_>,
         mut undo: Undo,
-    ) -> Result<(), PoolError> {
+    ) -> Result<PlacedPage, PoolError> {
         self.place_claimed(page, reserved, &mut undo);
         match (&self.slots, undo.slot) {
             (Some(slots), Some(slot @ 1..)) => {
@@ -160,7 +162,7 @@ impl Core {
             }
         }
         self.join(page);
-        Ok(())
+        Ok(undo.placed(page))
     }
 
     /// Makes the locked inner frames part of the page, whose contents are complete.
@@ -190,6 +192,7 @@ impl Core {
     pub(crate) fn finish_read(
         &self,
         page: PageRef,
+        undo: &Undo,
         result: io::Result<()>,
         may_repair: bool,
     ) -> Result<(), PoolError> {
@@ -207,7 +210,7 @@ impl Core {
             Err(error) => return Err(error),
         }
         self.join(page);
-        self.admit(page);
+        self.admit(undo.placed(page));
         Ok(())
     }
 
@@ -266,15 +269,6 @@ impl Core {
         Ok(())
     }
 
-    /// Tells the policy that a page is resident: it has its memory, or gets it by write faults. The
-    /// caller holds the page exclusively and has taken its frames out of the budget.
-    pub(crate) fn admit(&self, page: PageRef) {
-        self.policy.admit(page);
-        if let (Some(huge), 0) = (&self.huge, self.held_slot(page)) {
-            huge.admit(page.range());
-        }
-    }
-
     /// Undoes the claim of a page that was not admitted: the page is without memory and unlocked.
     /// It gets back its state, and so do its inner frames: the reference to it may be wrong.
     pub(crate) fn unclaim(&self, page: PageRef, undo: Undo) {
@@ -288,13 +282,6 @@ impl Core {
             None => {}
             Some(slots) if slot == 0 => slots.end_loan(u64::from(page.frames)),
             Some(slots) => slots.give_back(slot),
-        }
-    }
-
-    /// Notes that a page which the caller holds exclusively leaves its slot, or with 0 the surface.
-    fn vacate(&self, page: PageRef, slot: u64) {
-        if let Some(slots) = &self.slots {
-            slots.vacate(slot, page.id);
         }
     }
 
@@ -394,6 +381,7 @@ impl Core {
         // and the other slot is this thread's; what optimistic readers read of it is discarded.
         unsafe { slots.address(from).copy_to_nonoverlapping(slots.address(to), bytes) };
         interleave();
+        self.note_moved(page, to);
         slots.vacate(from, page.id);
         self.unlock(page, Leave::Unlocked, false);
         slots.give_back(from);
@@ -423,8 +411,7 @@ impl Core {
         if leave == Leave::Free {
             self.dirty.remove(page.id);
         }
-        self.vacate(page, slot);
-        self.protocol().end_release(self, page, leave);
+        self.protocol().end_release(self, placed, leave);
         self.give_back_frames(page, slot);
         Ok(())
     }

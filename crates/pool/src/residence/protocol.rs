@@ -75,7 +75,7 @@ pub(super) trait Protocol {
     fn cancel_release(&self, core: &Core, page: PageRef, leave: Leave);
 
     /// The page's memory is gone: calls the page evicted or free, and its inner frames free.
-    fn end_release(&self, core: &Core, page: PageRef, leave: Leave);
+    fn end_release(&self, core: &Core, placed: PlacedPage, leave: Leave);
 }
 
 /// The outcome of an attempt to claim a page.
@@ -100,8 +100,15 @@ pub(crate) struct Undo {
     pub(super) slot: Option<u64>,
 }
 
-/// A page that a thread holds, and where it is: the thread has read the page's word once, and
-/// compared it with the record.
+impl Undo {
+    /// Where the page is that was claimed.
+    pub(super) fn placed(&self, page: PageRef) -> PlacedPage {
+        PlacedPage { page, slot: self.slot.unwrap_or(0) }
+    }
+}
+
+/// A page that a thread holds, and where it is: the thread has claimed the page, or has read the
+/// page's word once, and compared it with the record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlacedPage {
     pub(crate) page: PageRef,

@@ -1,0 +1,133 @@
+//! Hit ratios of the policies in a pool that evicts as it does in use: pages that are dirty, and
+//! pages in slots, which `vellum bench policy` does not know.
+//!
+//! `cargo run --release -p vellum-pool --example hit_ratios -- [FRAMES]`: a pool of 8,192 frames
+//! unless told, and data of 8 times as many pages. One thread makes 60 accesses for each frame, of
+//! which the second half counts. The threads that evict in the background make the last digit vary.
+
+use std::sync::Arc;
+
+use vellum_pool::device::{Device, MemoryDevice};
+use vellum_pool::{
+    PAGE_SIZE, PageRef, Pool, PoolOptions, PoolSize, RawPages, Replacement, Space, Translation,
+};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// Marsaglia's generator; only the places have to look random.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((u128::from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)) * u128::from(end)) >> 64) as u64
+    }
+
+    fn fraction(&mut self) -> f64 {
+        self.below(1 << 53) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+/// What the accesses go to.
+#[derive(Clone, Copy)]
+enum Workload {
+    Uniform,
+    Zipf,
+    /// A hot set of nine tenths of the pool, and a scan with this share of the accesses. Only
+    /// accesses to the hot set count.
+    Scanned(f64),
+    Loop,
+}
+
+/// In their order: the name, the accesses, and the share of them that change the page.
+const WORKLOADS: [(&str, Workload, f64); 6] = [
+    ("uniform", Workload::Uniform, 0.0),
+    ("zipf 0.99", Workload::Zipf, 0.0),
+    ("hot set, half scan", Workload::Scanned(0.5), 0.0),
+    ("the same, 80 % dirty", Workload::Scanned(0.5), 0.8),
+    ("hot set, a fifth scan", Workload::Scanned(0.2), 0.0),
+    ("loop over 1.1 pools", Workload::Loop, 0.0),
+];
+
+fn main() -> Outcome<()> {
+    let frames = match std::env::args().nth(1) {
+        Some(text) => text.parse::<u64>()?,
+        None => 8_192,
+    };
+    print!("{:14}", "");
+    WORKLOADS.iter().for_each(|(name, ..)| print!("{name:>23}"));
+    println!();
+    for translation in [Translation::Table, Translation::Mmu] {
+        for replacement in [Replacement::Clock, Replacement::S3Fifo] {
+            print!("{:14}", format!("{translation:?} {replacement:?}"));
+            for (_, workload, dirty) in WORKLOADS {
+                let options = PoolOptions { translation, replacement, ..PoolOptions::default() };
+                print!("{:23.4}", hits(workload, dirty, frames, options)?);
+            }
+            println!();
+        }
+    }
+    Ok(())
+}
+
+/// The share of the counted accesses that are hits.
+fn hits(workload: Workload, dirty: f64, frames: u64, options: PoolOptions) -> Outcome<f64> {
+    let pages = 8 * frames;
+    let device = MemoryDevice::new();
+    device.resize(pages)?;
+    let options = PoolOptions { size: PoolSize::Bytes(frames * PAGE_SIZE as u64), ..options };
+    let pool = Pool::open(Arc::new(device), Arc::new(RawPages), Space::new(pages), options)?;
+    let mut random = Random(0x5eed);
+    let mut next = accesses(workload, frames, pages);
+    let (mut counted, mut hits) = (0_u64, 0_u64);
+    for number in 0..60 * frames {
+        let (page, counts) = next(number, &mut random);
+        let page = PageRef::new(page, 1);
+        if counts && number >= 30 * frames {
+            counted += 1;
+            hits += u64::from(pool.is_resident(page));
+        }
+        match random.fraction() < dirty {
+            true => pool.fix_exclusive(page)?[0] = 1,
+            false => _ = std::hint::black_box(pool.fix_shared(page)?[0]),
+        }
+    }
+    Ok(hits as f64 / counted as f64)
+}
+
+/// Maps an access's number to its page, and whether the access counts.
+type Accesses = Box<dyn FnMut(u64, &mut Random) -> (u64, bool)>;
+
+fn accesses(workload: Workload, frames: u64, pages: u64) -> Accesses {
+    match workload {
+        Workload::Uniform => Box::new(move |_, random| (random.below(pages), true)),
+        Workload::Zipf => {
+            let sums: Vec<f64> = (1..=pages)
+                .scan(0.0, |sum, rank| {
+                    *sum += (rank as f64).powf(-0.99);
+                    Some(*sum)
+                })
+                .collect();
+            let all = sums[sums.len() - 1];
+            Box::new(move |_, random| {
+                let drawn = random.fraction() * all;
+                let rank = sums.partition_point(|sum| *sum < drawn) as u64;
+                // Neighbours in rank lie apart.
+                (rank * 0x9e37_79b1 % pages, true)
+            })
+        }
+        Workload::Scanned(share) => {
+            let (hot, mut scanned) = (frames * 9 / 10, 0);
+            Box::new(move |_, random| {
+                if random.fraction() >= share {
+                    return (random.below(hot), true);
+                }
+                scanned = (scanned + 1) % (pages - hot);
+                (hot + scanned, false)
+            })
+        }
+        Workload::Loop => Box::new(move |number, _| (number % (frames + frames / 10), true)),
+    }
+}
