@@ -41,6 +41,10 @@
 //! next touch.
 
 #![allow(unsafe_code)]
+#![cfg_attr(
+    feature = "model",
+    expect(clippy::modulo_one, clippy::reversed_empty_ranges, reason = "the model has one list")
+)]
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
