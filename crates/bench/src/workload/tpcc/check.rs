@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use anyhow::{Result, bail, ensure};
 
-use super::keys::{self, Place};
+use super::keys::{self, DistrictKey};
 use super::layout::{NOT_DELIVERED, customer, district, history, order, order_line, warehouse};
 use super::load;
 use super::size::Tpcc;
@@ -33,12 +33,12 @@ pub fn check(tpcc: &Tpcc, session: &mut dyn Session) -> Result<Vec<String>> {
     for number in 1..=tpcc.warehouses {
         let mut sum = 0;
         let mut paid = 0;
-        for place in (1..=10).map(|district| Place { warehouse: number, district }) {
-            let district = District::read(place, session)?;
+        for key in (1..=10).map(|district| DistrictKey { warehouse: number, number: district }) {
+            let district = District::read(key, session)?;
             district.check_orders()?;
             district.check_money(tpcc, &payments)?;
             sum += district.ytd;
-            paid += payments.in_district[index(place)];
+            paid += payments.in_district[index(key)];
         }
         let mut ytd = 0;
         let key = keys::warehouse(number);
@@ -57,8 +57,8 @@ pub fn check(tpcc: &Tpcc, session: &mut dyn Session) -> Result<Vec<String>> {
     Ok(CHECKED.map(str::to_owned).to_vec())
 }
 
-fn index(place: Place) -> usize {
-    (place.warehouse as usize - 1) * 10 + usize::from(place.district) - 1
+fn index(district: DistrictKey) -> usize {
+    (district.warehouse as usize - 1) * 10 + usize::from(district.number) - 1
 }
 
 /// Sums of HISTORY.
@@ -72,7 +72,7 @@ struct Payments {
 impl Payments {
     fn read(tpcc: &Tpcc, session: &mut dyn Session) -> Result<Payments> {
         let customers = tpcc.scale.customers as usize;
-        let districts = load::places(tpcc.warehouses).count();
+        let districts = load::districts(tpcc.warehouses).count();
         let mut payments = Payments {
             in_district: vec![0; districts],
             by_customer: vec![0; districts * customers],
@@ -81,9 +81,9 @@ impl Payments {
         let first = keys::history(load::LOADER, 0);
         session.scan(keys::HISTORY, &first, Direction::Forward, &mut |key, record| {
             use history::*;
-            let place = |warehouse, district| Place { warehouse, district };
-            let at = place(W_ID.get_u32(record), D_ID.get_u32(record) as u8);
-            let of = place(C_W_ID.get_u32(record), C_D_ID.get_u32(record) as u8);
+            let district = |warehouse, number| DistrictKey { warehouse, number };
+            let at = district(W_ID.get_u32(record), D_ID.get_u32(record) as u8);
+            let of = district(C_W_ID.get_u32(record), C_D_ID.get_u32(record) as u8);
             let buyer = index(of) * customers + C_ID.get_u32(record) as usize - 1;
             let counters =
                 (payments.in_district.get_mut(index(at)), payments.by_customer.get_mut(buyer));
@@ -117,7 +117,7 @@ struct Order {
 
 /// All of a district.
 struct District {
-    place: Place,
+    key: DistrictKey,
     ytd: i64,
     next: u32,
     new_orders: Vec<u32>,
@@ -129,71 +129,75 @@ struct District {
 }
 
 impl District {
-    fn read(place: Place, session: &mut dyn Session) -> Result<District> {
+    fn read(district: DistrictKey, session: &mut dyn Session) -> Result<District> {
         let (mut ytd, mut next) = (0, 0);
         let read = &mut |record: &[u8]| {
             ytd = district::YTD.get(record);
             next = district::NEXT_O_ID.get_u32(record);
         };
-        ensure!(session.get(keys::DISTRICT, &keys::district(place), read)?, "{place:?} is missing");
+        ensure!(
+            session.get(keys::DISTRICT, &keys::district(district), read)?,
+            "{district:?} is missing"
+        );
         let mut new_orders = Vec::new();
-        each(session, keys::NEW_ORDER, place, |key, _| {
-            new_orders.push(keys::number_at(key, keys::PLACE));
+        each(session, keys::NEW_ORDER, district, |key, _| {
+            new_orders.push(keys::number_at(key, keys::DISTRICT_KEY_BYTES));
             ControlFlow::Continue(())
         })?;
-        let orders = read_orders(place, session)?;
+        let orders = read_orders(district, session)?;
         let mut customers = Vec::new();
-        each(session, keys::CUSTOMER, place, |key, record| {
+        each(session, keys::CUSTOMER, district, |key, record| {
             let (balance, paid) =
                 (customer::BALANCE.get(record), customer::YTD_PAYMENT.get(record));
-            customers.push((balance, paid, keys::number_at(key, keys::PLACE)));
+            customers.push((balance, paid, keys::number_at(key, keys::DISTRICT_KEY_BYTES)));
             ControlFlow::Continue(())
         })?;
         let indexed = (
-            count(session, keys::CUSTOMER_NAME, place)?,
-            count(session, keys::CUSTOMER_ORDER, place)?,
+            count(session, keys::CUSTOMER_NAME, district)?,
+            count(session, keys::CUSTOMER_ORDER, district)?,
         );
-        Ok(District { place, ytd, next, new_orders, orders, customers, indexed })
+        Ok(District { key: district, ytd, next, new_orders, orders, customers, indexed })
     }
 
     /// Conditions 2 to 7, and the indexes.
     fn check_orders(&self) -> Result<()> {
-        let place = self.place;
+        let district = self.key;
         let largest = self.orders.last().map_or(0, |order| order.number);
         ensure!(
             self.next == largest + 1,
-            "condition 2: {place:?} has D_NEXT_O_ID {}, but the largest O_ID is {largest}",
+            "condition 2: {district:?} has D_NEXT_O_ID {}, but the largest O_ID is {largest}",
             self.next
         );
         if let (Some(first), Some(last)) = (self.new_orders.first(), self.new_orders.last()) {
             ensure!(
                 *last == largest,
-                "condition 2: {place:?} has the largest O_ID {largest}, but NO_O_ID {last}"
+                "condition 2: {district:?} has the largest O_ID {largest}, but NO_O_ID {last}"
             );
             let rows = self.new_orders.len();
             ensure!(
                 (last - first + 1) as usize == rows,
-                "condition 3: {place:?} has new orders {first} to {last}, but {rows} rows of them"
+                "condition 3: {district:?} has new orders {first} to {last}, but {rows} rows of \
+                 them"
             );
         }
         let announced: u64 = self.orders.iter().map(|order| order.announced).sum();
         let lines: u64 = self.orders.iter().map(|order| order.lines).sum();
         ensure!(
             announced == lines,
-            "condition 4: {place:?} has O_OL_CNT summing to {announced}, but {lines} order lines"
+            "condition 4: {district:?} has O_OL_CNT summing to {announced}, but {lines} order lines"
         );
         let mut new_orders = self.new_orders.iter().copied().peekable();
         for order in &self.orders {
             let is_new = new_orders.next_if_eq(&order.number).is_some();
-            order.check(place, is_new)?;
+            order.check(district, is_new)?;
         }
         if let Some(number) = new_orders.next() {
-            bail!("condition 5: new order {number} of {place:?} is no order");
+            bail!("condition 5: new order {number} of {district:?} is no order");
         }
         let rows = (self.customers.len(), self.orders.len());
         ensure!(
             self.indexed == rows,
-            "{place:?} has (customers, orders) {rows:?}, but their indexes {:?}",
+            "{district:?} has (customers, orders) {rows:?}, but their indexes {:?}",
             self.indexed
         );
         Ok(())
@@ -201,11 +205,11 @@ impl District {
 
     /// Conditions 9, 10 and 12.
     fn check_money(&self, tpcc: &Tpcc, payments: &Payments) -> Result<()> {
-        let place = self.place;
-        let received = payments.in_district[index(place)];
+        let district = self.key;
+        let received = payments.in_district[index(district)];
         ensure!(
             self.ytd == received,
-            "condition 9: {place:?} has D_YTD {}, but its H_AMOUNT sum to {received}",
+            "condition 9: {district:?} has D_YTD {}, but its H_AMOUNT sum to {received}",
             self.ytd
         );
         let customers = tpcc.scale.customers as usize;
@@ -213,21 +217,21 @@ impl District {
         for order in &self.orders {
             match delivered.get_mut(order.customer as usize - 1) {
                 Some(sum) => *sum += order.delivered_amount,
-                None => bail!("order {} of {place:?} is of no customer", order.number),
+                None => bail!("order {} of {district:?} is of no customer", order.number),
             }
         }
-        ensure!(self.customers.len() == customers, "{place:?} has lost customers");
+        ensure!(self.customers.len() == customers, "{district:?} has lost customers");
         for (position, (balance, ytd, number)) in self.customers.iter().enumerate() {
             let owed = delivered[position];
-            let paid = payments.by_customer[index(place) * customers + position];
+            let paid = payments.by_customer[index(district) * customers + position];
             ensure!(
                 *balance == owed - paid,
-                "condition 10: customer {number} of {place:?} has C_BALANCE {balance}, but \
+                "condition 10: customer {number} of {district:?} has C_BALANCE {balance}, but \
                  {owed} delivered and {paid} paid"
             );
             ensure!(
                 balance + ytd == owed,
-                "condition 12: customer {number} of {place:?} has C_BALANCE {balance} and \
+                "condition 12: customer {number} of {district:?} has C_BALANCE {balance} and \
                  C_YTD_PAYMENT {ytd}, but {owed} delivered"
             );
         }
@@ -237,24 +241,24 @@ impl District {
 
 impl Order {
     /// Conditions 5 to 7.
-    fn check(&self, place: Place, is_new: bool) -> Result<()> {
+    fn check(&self, district: DistrictKey, is_new: bool) -> Result<()> {
         let number = self.number;
         ensure!(
             (self.carrier == NOT_DELIVERED) == is_new,
-            "condition 5: order {number} of {place:?} has carrier {} and is {} new order",
+            "condition 5: order {number} of {district:?} has carrier {} and is {} new order",
             self.carrier,
             if is_new { "a" } else { "no" }
         );
         ensure!(
             self.announced == self.lines,
-            "condition 6: order {number} of {place:?} has O_OL_CNT {}, but {} lines",
+            "condition 6: order {number} of {district:?} has O_OL_CNT {}, but {} lines",
             self.announced,
             self.lines
         );
         let expected = if is_new { 0 } else { self.lines };
         ensure!(
             self.delivered_lines == expected,
-            "condition 7: order {number} of {place:?} has {} delivered lines, not {expected}",
+            "condition 7: order {number} of {district:?} has {} delivered lines, not {expected}",
             self.delivered_lines
         );
         Ok(())
@@ -262,11 +266,11 @@ impl Order {
 }
 
 /// The orders of a district, each with its lines.
-fn read_orders(place: Place, session: &mut dyn Session) -> Result<Vec<Order>> {
+fn read_orders(district: DistrictKey, session: &mut dyn Session) -> Result<Vec<Order>> {
     let mut orders: Vec<Order> = Vec::new();
-    each(session, keys::ORDER, place, |key, record| {
+    each(session, keys::ORDER, district, |key, record| {
         orders.push(Order {
-            number: keys::number_at(key, keys::PLACE),
+            number: keys::number_at(key, keys::DISTRICT_KEY_BYTES),
             customer: order::C_ID.get_u32(record),
             carrier: order::CARRIER_ID.get(record),
             announced: order::OL_CNT.get(record),
@@ -277,8 +281,8 @@ fn read_orders(place: Place, session: &mut dyn Session) -> Result<Vec<Order>> {
         ControlFlow::Continue(())
     })?;
     let (mut at, mut stray) = (0, None);
-    each(session, keys::ORDER_LINE, place, |key, record| {
-        let number = keys::number_at(key, keys::PLACE);
+    each(session, keys::ORDER_LINE, district, |key, record| {
+        let number = keys::number_at(key, keys::DISTRICT_KEY_BYTES);
         while orders.get(at).is_some_and(|order| order.number < number) {
             at += 1;
         }
@@ -294,7 +298,7 @@ fn read_orders(place: Place, session: &mut dyn Session) -> Result<Vec<Order>> {
         ControlFlow::Continue(())
     })?;
     match stray {
-        Some(number) => bail!("condition 4: {place:?} has lines of order {number}, but not it"),
+        Some(number) => bail!("condition 4: {district:?} has lines of order {number}, but not it"),
         None => Ok(orders),
     }
 }
@@ -303,18 +307,18 @@ fn read_orders(place: Place, session: &mut dyn Session) -> Result<Vec<Order>> {
 fn each(
     session: &mut dyn Session,
     table: usize,
-    place: Place,
+    district: DistrictKey,
     mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
 ) -> Result<()> {
-    let prefix = keys::district(place);
+    let prefix = keys::district(district);
     session.scan(table, &prefix, Direction::Forward, &mut |key, record| {
         key.starts_with(&prefix) && visit(key, record).is_continue()
     })
 }
 
-fn count(session: &mut dyn Session, table: usize, place: Place) -> Result<usize> {
+fn count(session: &mut dyn Session, table: usize, district: DistrictKey) -> Result<usize> {
     let mut count = 0;
-    each(session, table, place, |_, _| {
+    each(session, table, district, |_, _| {
         count += 1;
         ControlFlow::Continue(())
     })?;

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, bail};
 
-use super::keys::{self, NEW_ORDER, Place};
+use super::keys::{self, DistrictKey, NEW_ORDER};
 use super::layout::district;
 use super::load;
 use super::size::Tpcc;
@@ -33,15 +33,15 @@ impl Claims {
     /// Errors of the engine, and a district that is missing.
     pub fn new(tpcc: &Tpcc, session: &mut dyn Session) -> Result<Claims> {
         session.begin(Access::Read)?;
-        let next: Result<Vec<_>> = load::places(tpcc.warehouses)
-            .map(|place| {
-                if let Some(order) = oldest(session, place, 0)? {
+        let next: Result<Vec<_>> = load::districts(tpcc.warehouses)
+            .map(|district| {
+                if let Some(order) = oldest(session, district, 0)? {
                     return Ok(Mutex::new(order));
                 }
                 let mut next = 0;
                 let read = &mut |record: &[u8]| next = district::NEXT_O_ID.get_u32(record);
-                if !session.get(keys::DISTRICT, &keys::district(place), read)? {
-                    bail!("{place:?} is missing: was this engine loaded with that many?");
+                if !session.get(keys::DISTRICT, &keys::district(district), read)? {
+                    bail!("{district:?} is missing: was this engine loaded with that many?");
                 }
                 Ok(Mutex::new(next))
             })
@@ -56,22 +56,22 @@ impl Claims {
     /// # Errors
     /// Errors of the engine, [`Conflict`](crate::engine::Conflict) among them, and a row that
     /// vanishes between being seen and being removed.
-    pub fn claim(&self, place: Place, session: &mut dyn Session) -> Result<Option<u32>> {
+    pub fn claim(&self, district: DistrictKey, session: &mut dyn Session) -> Result<Option<u32>> {
         if session.isolates() {
-            let Some(order) = oldest(session, place, 0)? else { return Ok(None) };
-            if !session.remove(NEW_ORDER, &keys::order(place, order))? {
-                bail!("new order {order} of {place:?} vanished within a transaction");
+            let Some(order) = oldest(session, district, 0)? else { return Ok(None) };
+            if !session.remove(NEW_ORDER, &keys::order(district, order))? {
+                bail!("new order {order} of {district:?} vanished within a transaction");
             }
             return Ok(Some(order));
         }
-        let index = (place.warehouse as usize - 1) * 10 + usize::from(place.district) - 1;
+        let index = (district.warehouse as usize - 1) * 10 + usize::from(district.number) - 1;
         let mut next = self.next[index].lock().unwrap_or_else(PoisonError::into_inner);
-        match oldest(session, place, *next)? {
+        match oldest(session, district, *next)? {
             Some(order) if order == *next => {}
             _ => return Ok(None),
         }
-        if !session.remove(NEW_ORDER, &keys::order(place, *next))? {
-            bail!("another thread removed new order {next} of {place:?}");
+        if !session.remove(NEW_ORDER, &keys::order(district, *next))? {
+            bail!("another thread removed new order {next} of {district:?}");
         }
         let claimed = *next;
         *next += 1;
@@ -80,10 +80,11 @@ impl Claims {
 }
 
 /// The first new order of a district from a number on.
-fn oldest(session: &mut dyn Session, place: Place, from: u32) -> Result<Option<u32>> {
+fn oldest(session: &mut dyn Session, district: DistrictKey, from: u32) -> Result<Option<u32>> {
     let mut found = None;
-    session.scan(NEW_ORDER, &keys::order(place, from), Direction::Forward, &mut |key, _| {
-        found = (keys::place_of(key) == place).then(|| keys::number_at(key, keys::PLACE));
+    session.scan(NEW_ORDER, &keys::order(district, from), Direction::Forward, &mut |key, _| {
+        found = (keys::district_of(key) == district)
+            .then(|| keys::number_at(key, keys::DISTRICT_KEY_BYTES));
         false
     })?;
     Ok(found)

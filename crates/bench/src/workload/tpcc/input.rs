@@ -1,6 +1,6 @@
 //! The input of terminals: the parameters of transactions (TPC-C 5.11, clauses 2.4.1 to 2.8.1).
 
-use super::keys::Place;
+use super::keys::DistrictKey;
 use super::random::{C_ID, C_ITEM, C_LAST_RUN, NAMES, chance, last_name, non_uniform, uniform};
 use super::size::{Scale, Tpcc};
 use crate::workload::values::Random;
@@ -52,7 +52,7 @@ pub struct Line {
 #[derive(Clone, Copy, Debug)]
 pub struct NewOrder {
     /// The district that takes the order.
-    pub place: Place,
+    pub district: DistrictKey,
     /// The customer who orders.
     pub customer: u32,
     lines: [Line; LINES],
@@ -62,7 +62,7 @@ pub struct NewOrder {
 impl NewOrder {
     /// The input of a terminal of `warehouse`.
     pub fn new(tpcc: &Tpcc, warehouse: u32, random: &mut Random) -> NewOrder {
-        let place = district_of(warehouse, random);
+        let district = random_district(warehouse, random);
         let customer = customer_id(tpcc.scale, random);
         let mut lines = [Line::default(); LINES];
         let count = uniform(random, 5, LINES as u64) as usize;
@@ -78,7 +78,7 @@ impl NewOrder {
         }
         // In the order of their stock, so that engines that lock rows cannot deadlock.
         lines[..count].sort_unstable_by_key(|line| (line.supplier, line.item));
-        NewOrder { place, customer, lines, count }
+        NewOrder { district, customer, lines, count }
     }
 
     /// The items ordered.
@@ -112,9 +112,9 @@ impl Customer {
 #[derive(Clone, Copy, Debug)]
 pub struct Payment {
     /// The district that receives it.
-    pub place: Place,
+    pub district: DistrictKey,
     /// Where the customer belongs.
-    pub customer_place: Place,
+    pub customer_district: DistrictKey,
     /// The customer.
     pub customer: Customer,
     /// Cents.
@@ -124,14 +124,19 @@ pub struct Payment {
 impl Payment {
     /// The input of a terminal of `warehouse`.
     pub fn new(tpcc: &Tpcc, warehouse: u32, random: &mut Random) -> Payment {
-        let place = district_of(warehouse, random);
+        let district = random_district(warehouse, random);
         let remote = tpcc.warehouses > 1 && chance(random, 15);
-        let customer_place = match remote {
-            true => district_of(other(tpcc, warehouse, random), random),
-            false => place,
+        let customer_district = match remote {
+            true => random_district(other(tpcc, warehouse, random), random),
+            false => district,
         };
         let customer = Customer::choose(tpcc.scale, random);
-        Payment { place, customer_place, customer, amount: uniform(random, 100, 500_000) as i64 }
+        Payment {
+            district,
+            customer_district,
+            customer,
+            amount: uniform(random, 100, 500_000) as i64,
+        }
     }
 }
 
@@ -139,7 +144,7 @@ impl Payment {
 #[derive(Clone, Copy, Debug)]
 pub struct OrderStatus {
     /// Where the customer belongs.
-    pub place: Place,
+    pub district: DistrictKey,
     /// The customer.
     pub customer: Customer,
 }
@@ -147,8 +152,8 @@ pub struct OrderStatus {
 impl OrderStatus {
     /// The input of a terminal of `warehouse`.
     pub fn new(tpcc: &Tpcc, warehouse: u32, random: &mut Random) -> OrderStatus {
-        let place = district_of(warehouse, random);
-        OrderStatus { place, customer: Customer::choose(tpcc.scale, random) }
+        let district = random_district(warehouse, random);
+        OrderStatus { district, customer: Customer::choose(tpcc.scale, random) }
     }
 }
 
@@ -172,7 +177,7 @@ impl Delivery {
 #[derive(Clone, Copy, Debug)]
 pub struct StockLevel {
     /// The terminal's district. Here each transaction is one of another terminal.
-    pub place: Place,
+    pub district: DistrictKey,
     /// Stock below this threshold counts as low.
     pub threshold: u64,
 }
@@ -180,12 +185,15 @@ pub struct StockLevel {
 impl StockLevel {
     /// The input of a terminal of `warehouse`.
     pub fn new(warehouse: u32, random: &mut Random) -> StockLevel {
-        StockLevel { place: district_of(warehouse, random), threshold: uniform(random, 10, 20) }
+        StockLevel {
+            district: random_district(warehouse, random),
+            threshold: uniform(random, 10, 20),
+        }
     }
 }
 
-fn district_of(warehouse: u32, random: &mut Random) -> Place {
-    Place { warehouse, district: uniform(random, 1, 10) as u8 }
+fn random_district(warehouse: u32, random: &mut Random) -> DistrictKey {
+    DistrictKey { warehouse, number: uniform(random, 1, 10) as u8 }
 }
 
 fn customer_id(scale: Scale, random: &mut Random) -> u32 {
@@ -226,7 +234,7 @@ mod tests {
         let (mut lines, mut remote, mut unknown) = (0, 0, 0);
         for _ in 0..SAMPLES {
             let input = NewOrder::new(&tpcc, 3, &mut random);
-            assert!((1..=10).contains(&input.place.district) && input.place.warehouse == 3);
+            assert!((1..=10).contains(&input.district.number) && input.district.warehouse == 3);
             assert!((1..=3000).contains(&input.customer));
             assert!((5..=15).contains(&input.lines().len()));
             for line in input.lines() {
@@ -249,10 +257,10 @@ mod tests {
         for _ in 0..SAMPLES {
             let input = Payment::new(&tpcc, 1, &mut random);
             assert!((100..=500_000).contains(&input.amount));
-            if input.customer_place.warehouse == 1 {
-                assert_eq!(input.customer_place, input.place);
+            if input.customer_district.warehouse == 1 {
+                assert_eq!(input.customer_district, input.district);
             } else {
-                assert_eq!(input.customer_place.warehouse, 2);
+                assert_eq!(input.customer_district.warehouse, 2);
                 remote += 1;
             }
             named += u32::from(matches!(input.customer, Customer::Last(_)));
@@ -267,7 +275,7 @@ mod tests {
         for _ in 0..10_000 {
             let order = NewOrder::new(&tpcc, 1, &mut random);
             assert!(order.lines().iter().all(|line| line.supplier == 1));
-            assert_eq!(Payment::new(&tpcc, 1, &mut random).customer_place.warehouse, 1);
+            assert_eq!(Payment::new(&tpcc, 1, &mut random).customer_district.warehouse, 1);
         }
     }
 }

@@ -43,15 +43,15 @@ pub const TABLES: [&str; 11] = [
 
 /// A district: warehouse and number, both from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct DistrictKey {
     /// The warehouse.
     pub warehouse: u32,
     /// The district in it, 1 to 10.
-    pub district: u8,
+    pub number: u8,
 }
 
-/// Bytes of the key of a [`Place`]; the keys of all its rows begin with it.
-pub const PLACE: usize = 5;
+/// Bytes of the key of a [`DistrictKey`]; the keys of all its rows begin with it.
+pub const DISTRICT_KEY_BYTES: usize = 5;
 
 /// Builds keys part by part.
 struct Parts<const N: usize> {
@@ -73,8 +73,8 @@ impl<const N: usize> Parts<N> {
     }
 
     #[inline]
-    fn place(self, place: Place) -> Self {
-        self.then(&place.warehouse.to_be_bytes()).then(&[place.district])
+    fn district(self, district: DistrictKey) -> Self {
+        self.then(&district.warehouse.to_be_bytes()).then(&[district.number])
     }
 
     #[inline]
@@ -92,26 +92,31 @@ pub fn warehouse(warehouse: u32) -> [u8; 4] {
 
 /// The key of a district.
 #[inline]
-pub fn district(place: Place) -> [u8; PLACE] {
-    Parts::new().place(place).end()
+pub fn district(district: DistrictKey) -> [u8; DISTRICT_KEY_BYTES] {
+    Parts::new().district(district).end()
 }
 
 /// The key of a customer.
 #[inline]
-pub fn customer(place: Place, customer: u32) -> [u8; 9] {
-    Parts::new().place(place).then(&customer.to_be_bytes()).end()
+pub fn customer(district: DistrictKey, customer: u32) -> [u8; 9] {
+    Parts::new().district(district).then(&customer.to_be_bytes()).end()
 }
 
 /// The key of a customer by last name, first name (both filled up with zeros) and number.
 #[inline]
-pub fn customer_name(place: Place, last: &[u8; 16], first: &[u8; 16], customer: u32) -> [u8; 41] {
-    Parts::new().place(place).then(last).then(first).then(&customer.to_be_bytes()).end()
+pub fn customer_name(
+    district: DistrictKey,
+    last: &[u8; 16],
+    first: &[u8; 16],
+    customer: u32,
+) -> [u8; 41] {
+    Parts::new().district(district).then(last).then(first).then(&customer.to_be_bytes()).end()
 }
 
 /// The part of [`customer_name`]'s key that all customers of a name share.
 #[inline]
-pub fn customer_name_prefix(place: Place, last: &[u8; 16]) -> [u8; 21] {
-    Parts::new().place(place).then(last).end()
+pub fn customer_name_prefix(district: DistrictKey, last: &[u8; 16]) -> [u8; 21] {
+    Parts::new().district(district).then(last).end()
 }
 
 /// The key of a payment: the terminal that wrote it, and a running number. HISTORY has no key in
@@ -123,20 +128,20 @@ pub fn history(terminal: u16, number: u64) -> [u8; 10] {
 
 /// The key of an order, and of a new order.
 #[inline]
-pub fn order(place: Place, order: u32) -> [u8; 9] {
-    Parts::new().place(place).then(&order.to_be_bytes()).end()
+pub fn order(district: DistrictKey, order: u32) -> [u8; 9] {
+    Parts::new().district(district).then(&order.to_be_bytes()).end()
 }
 
 /// The key of a customer's order.
 #[inline]
-pub fn customer_order(place: Place, customer: u32, order: u32) -> [u8; 13] {
-    Parts::new().place(place).then(&customer.to_be_bytes()).then(&order.to_be_bytes()).end()
+pub fn customer_order(district: DistrictKey, customer: u32, order: u32) -> [u8; 13] {
+    Parts::new().district(district).then(&customer.to_be_bytes()).then(&order.to_be_bytes()).end()
 }
 
 /// The key of an order line.
 #[inline]
-pub fn order_line(place: Place, order: u32, line: u8) -> [u8; 10] {
-    Parts::new().place(place).then(&order.to_be_bytes()).then(&[line]).end()
+pub fn order_line(district: DistrictKey, order: u32, line: u8) -> [u8; 10] {
+    Parts::new().district(district).then(&order.to_be_bytes()).then(&[line]).end()
 }
 
 /// The key of an item.
@@ -160,8 +165,8 @@ pub fn number_at(key: &[u8], at: usize) -> u32 {
 
 /// The district that a key begins with; zeros if it is too short.
 #[inline]
-pub fn place_of(key: &[u8]) -> Place {
-    Place { warehouse: number_at(key, 0), district: key.get(4).copied().unwrap_or_default() }
+pub fn district_of(key: &[u8]) -> DistrictKey {
+    DistrictKey { warehouse: number_at(key, 0), number: key.get(4).copied().unwrap_or_default() }
 }
 
 #[cfg(test)]
@@ -170,8 +175,8 @@ mod tests {
 
     use super::*;
 
-    fn place() -> impl Strategy<Value = Place> {
-        (1..600_u32, 1..=10_u8).prop_map(|(warehouse, district)| Place { warehouse, district })
+    fn any_district() -> impl Strategy<Value = DistrictKey> {
+        (1..600_u32, 1..=10_u8).prop_map(|(warehouse, number)| DistrictKey { warehouse, number })
     }
 
     /// Names of few letters, so that one is often the beginning of another.
@@ -183,11 +188,11 @@ mod tests {
         })
     }
 
-    type Columns = (Place, u32, u32, u8, [u8; 16], [u8; 16]);
+    type Columns = (DistrictKey, u32, u32, u8, [u8; 16], [u8; 16]);
 
     fn columns() -> impl Strategy<Value = Columns> {
         let number = || prop_oneof![0..4_u32, any::<u32>()];
-        (place(), number(), number(), any::<u8>(), name(), name())
+        (any_district(), number(), number(), any::<u8>(), name(), name())
     }
 
     proptest! {
@@ -220,13 +225,13 @@ mod tests {
         }
 
         #[test]
-        fn parts_are_found_again((place, number, other, line, last, first) in columns()) {
-            let key = customer_name(place, &last, &first, number);
-            prop_assert!(key.starts_with(&customer_name_prefix(place, &last)));
-            prop_assert_eq!((place_of(&key), number_at(&key, 37)), (place, number));
-            let key = order_line(place, number, line);
-            prop_assert!(key.starts_with(&order(place, number)));
-            prop_assert_eq!(number_at(&customer_order(place, other, number), 9), number);
+        fn parts_are_found_again((district, number, other, line, last, first) in columns()) {
+            let key = customer_name(district, &last, &first, number);
+            prop_assert!(key.starts_with(&customer_name_prefix(district, &last)));
+            prop_assert_eq!((district_of(&key), number_at(&key, 37)), (district, number));
+            let key = order_line(district, number, line);
+            prop_assert!(key.starts_with(&order(district, number)));
+            prop_assert_eq!(number_at(&customer_order(district, other, number), 9), number);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 
-use super::keys::{self, Place, TABLES};
+use super::keys::{self, DistrictKey, TABLES};
 use super::rows::Rows;
 use super::size::Tpcc;
 use crate::engine::{Engine, Pair};
@@ -28,37 +28,41 @@ pub fn load(tpcc: &Tpcc, engine: &dyn Engine) -> Result<()> {
 /// The rows of a table.
 pub fn stream(tpcc: &Tpcc, table: usize) -> Stream<'static> {
     let rows = Rows { scale: tpcc.scale, seed: tpcc.seed };
-    let (warehouses, districts) = (1..=tpcc.warehouses, places(tpcc.warehouses));
+    let (warehouses, districts) = (1..=tpcc.warehouses, districts(tpcc.warehouses));
     let orders = tpcc.scale.customers;
     match table {
         keys::WAREHOUSE => Box::new(
             warehouses.map(move |number| pair(&keys::warehouse(number), rows.warehouse(number))),
         ),
-        keys::DISTRICT => {
-            Box::new(districts.map(move |place| pair(&keys::district(place), rows.district(place))))
+        keys::DISTRICT => Box::new(
+            districts.map(move |district| pair(&keys::district(district), rows.district(district))),
+        ),
+        keys::CUSTOMER => {
+            Box::new(numbered(districts, 1, orders).map(move |(district, number)| {
+                pair(&keys::customer(district, number), rows.customer(district, number))
+            }))
         }
-        keys::CUSTOMER => Box::new(numbered(districts, 1, orders).map(move |(place, number)| {
-            pair(&keys::customer(place, number), rows.customer(place, number))
-        })),
-        keys::CUSTOMER_NAME => Box::new(districts.flat_map(move |place| names(rows, place))),
+        keys::CUSTOMER_NAME => Box::new(districts.flat_map(move |district| names(rows, district))),
         keys::HISTORY => {
             let payments = (0..).zip(numbered(districts, 1, orders));
-            Box::new(payments.map(move |(row, (place, customer))| {
-                pair(&keys::history(LOADER, row), rows.history(place, customer))
+            Box::new(payments.map(move |(row, (district, customer))| {
+                pair(&keys::history(LOADER, row), rows.history(district, customer))
             }))
         }
         keys::NEW_ORDER => {
             let first = rows.scale.first_new_order();
             let new_orders = numbered(districts, first, orders);
-            Box::new(new_orders.map(|(place, number)| pair(&keys::order(place, number), vec![])))
+            Box::new(
+                new_orders.map(|(district, number)| pair(&keys::order(district, number), vec![])),
+            )
         }
-        keys::ORDER => Box::new(districts.flat_map(move |place| orders_of(rows, place))),
+        keys::ORDER => Box::new(districts.flat_map(move |district| orders_of(rows, district))),
         keys::CUSTOMER_ORDER => {
-            Box::new(districts.flat_map(move |place| orders_by_customer(rows, place)))
+            Box::new(districts.flat_map(move |district| orders_by_customer(rows, district)))
         }
         keys::ORDER_LINE => Box::new(
             numbered(districts, 1, orders)
-                .flat_map(move |(place, order)| lines(rows, place, order)),
+                .flat_map(move |(district, order)| lines(rows, district, order)),
         ),
         keys::ITEM => Box::new(
             (1..=tpcc.scale.items).map(move |number| pair(&keys::item(number), rows.item(number))),
@@ -74,49 +78,49 @@ pub fn stream(tpcc: &Tpcc, table: usize) -> Stream<'static> {
 }
 
 /// All districts, in order.
-pub fn places(warehouses: u32) -> impl Iterator<Item = Place> + Clone {
-    let districts = |warehouse| (1..=10).map(move |district| Place { warehouse, district });
+pub fn districts(warehouses: u32) -> impl Iterator<Item = DistrictKey> + Clone {
+    let districts = |warehouse| (1..=10).map(move |number| DistrictKey { warehouse, number });
     (1..=warehouses).flat_map(districts)
 }
 
 fn numbered(
-    places: impl Iterator<Item = Place>,
+    districts: impl Iterator<Item = DistrictKey>,
     first: u32,
     last: u32,
-) -> impl Iterator<Item = (Place, u32)> {
-    places.flat_map(move |place| (first..=last).map(move |number| (place, number)))
+) -> impl Iterator<Item = (DistrictKey, u32)> {
+    districts.flat_map(move |district| (first..=last).map(move |number| (district, number)))
 }
 
 fn pair(key: &[u8], record: Vec<u8>) -> Pair {
     (key.to_vec(), record)
 }
 
-fn names(rows: Rows, place: Place) -> impl Iterator<Item = Pair> {
-    let names = rows.customer_names(place).into_iter();
+fn names(rows: Rows, district: DistrictKey) -> impl Iterator<Item = Pair> {
+    let names = rows.customer_names(district).into_iter();
     names.map(move |(last, first, number)| {
-        pair(&keys::customer_name(place, &last, &first, number), vec![])
+        pair(&keys::customer_name(district, &last, &first, number), vec![])
     })
 }
 
-fn orders_of(rows: Rows, place: Place) -> impl Iterator<Item = Pair> {
-    (1..).zip(rows.customers_of_orders(place)).map(move |(number, customer)| {
-        pair(&keys::order(place, number), rows.order(place, number, customer))
+fn orders_of(rows: Rows, district: DistrictKey) -> impl Iterator<Item = Pair> {
+    (1..).zip(rows.customers_of_orders(district)).map(move |(number, customer)| {
+        pair(&keys::order(district, number), rows.order(district, number, customer))
     })
 }
 
-fn orders_by_customer(rows: Rows, place: Place) -> impl Iterator<Item = Pair> {
-    let customers = rows.customers_of_orders(place);
+fn orders_by_customer(rows: Rows, district: DistrictKey) -> impl Iterator<Item = Pair> {
+    let customers = rows.customers_of_orders(district);
     let mut pairs: Vec<(u32, u32)> = customers.into_iter().zip(1..).collect();
     pairs.sort_unstable();
-    pairs
-        .into_iter()
-        .map(move |(customer, order)| pair(&keys::customer_order(place, customer, order), vec![]))
+    pairs.into_iter().map(move |(customer, order)| {
+        pair(&keys::customer_order(district, customer, order), vec![])
+    })
 }
 
-fn lines(rows: Rows, place: Place, order: u32) -> impl Iterator<Item = Pair> {
+fn lines(rows: Rows, district: DistrictKey, order: u32) -> impl Iterator<Item = Pair> {
     (1..)
-        .zip(rows.order_lines(place, order))
-        .map(move |(line, record)| pair(&keys::order_line(place, order, line), record))
+        .zip(rows.order_lines(district, order))
+        .map(move |(line, record)| pair(&keys::order_line(district, order, line), record))
 }
 
 #[cfg(test)]

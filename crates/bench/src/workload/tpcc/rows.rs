@@ -6,7 +6,8 @@
 
 use super::field::Text;
 use super::keys::{
-    CUSTOMER, CUSTOMER_ORDER, DISTRICT, HISTORY, ITEM, ORDER, ORDER_LINE, Place, STOCK, WAREHOUSE,
+    CUSTOMER, CUSTOMER_ORDER, DISTRICT, DistrictKey, HISTORY, ITEM, ORDER, ORDER_LINE, STOCK,
+    WAREHOUSE,
 };
 use super::layout::{
     NOT_DELIVERED, customer, district, history, item, order, order_line, stock, warehouse,
@@ -54,8 +55,8 @@ impl Rows {
         Random::new(mix(table ^ u64::from(high)) ^ low)
     }
 
-    fn random_in(&self, table: usize, place: Place, number: u32) -> Random {
-        self.random(table, place.warehouse, u64::from(place.district) << 32 | u64::from(number))
+    fn random_in(&self, table: usize, district: DistrictKey, number: u32) -> Random {
+        self.random(table, district.warehouse, u64::from(district.number) << 32 | u64::from(number))
     }
 
     /// A warehouse.
@@ -71,9 +72,9 @@ impl Rows {
     }
 
     /// A district.
-    pub fn district(&self, place: Place) -> Vec<u8> {
+    pub fn district(&self, district: DistrictKey) -> Vec<u8> {
         use district::*;
-        let mut random = self.random_in(DISTRICT, place, 0);
+        let mut random = self.random_in(DISTRICT, district, 0);
         let mut record = vec![0; BYTES];
         a_string(&mut random, NAME.get_mut(&mut record), 6, 10);
         address(&mut random, &mut record, [STREET_1, STREET_2, CITY], STATE, ZIP);
@@ -84,8 +85,8 @@ impl Rows {
     }
 
     /// The last and the first name of a customer, and the generator of the rest of the row.
-    fn name(&self, place: Place, number: u32) -> ([u8; 16], [u8; 16], Random) {
-        let mut random = self.random_in(CUSTOMER, place, number);
+    fn name(&self, district: DistrictKey, number: u32) -> ([u8; 16], [u8; 16], Random) {
+        let mut random = self.random_in(CUSTOMER, district, number);
         // The first thousand customers have each name once.
         let name = match number - 1 {
             number if number < NAMES => number,
@@ -97,10 +98,10 @@ impl Rows {
     }
 
     /// The names of a district's customers with their numbers, in order.
-    pub fn customer_names(&self, place: Place) -> Vec<([u8; 16], [u8; 16], u32)> {
+    pub fn customer_names(&self, district: DistrictKey) -> Vec<([u8; 16], [u8; 16], u32)> {
         let mut names: Vec<_> = (1..=self.scale.customers)
             .map(|number| {
-                let (last, first, _) = self.name(place, number);
+                let (last, first, _) = self.name(district, number);
                 (last, first, number)
             })
             .collect();
@@ -109,9 +110,9 @@ impl Rows {
     }
 
     /// A customer.
-    pub fn customer(&self, place: Place, number: u32) -> Vec<u8> {
+    pub fn customer(&self, district: DistrictKey, number: u32) -> Vec<u8> {
         use customer::*;
-        let (last, first, mut random) = self.name(place, number);
+        let (last, first, mut random) = self.name(district, number);
         let mut record = vec![0; BYTES];
         BALANCE.set(&mut record, -PAID);
         YTD_PAYMENT.set(&mut record, PAID);
@@ -130,15 +131,15 @@ impl Rows {
     }
 
     /// The payment of a customer.
-    pub fn history(&self, place: Place, number: u32) -> Vec<u8> {
+    pub fn history(&self, district: DistrictKey, number: u32) -> Vec<u8> {
         use history::*;
-        let mut random = self.random_in(HISTORY, place, number);
+        let mut random = self.random_in(HISTORY, district, number);
         let mut record = vec![0; BYTES];
         C_ID.set(&mut record, number);
-        C_D_ID.set(&mut record, place.district);
-        C_W_ID.set(&mut record, place.warehouse);
-        D_ID.set(&mut record, place.district);
-        W_ID.set(&mut record, place.warehouse);
+        C_D_ID.set(&mut record, district.number);
+        C_W_ID.set(&mut record, district.warehouse);
+        D_ID.set(&mut record, district.number);
+        W_ID.set(&mut record, district.warehouse);
         DATE.set(&mut record, self::DATE);
         AMOUNT.set(&mut record, PAID);
         a_string(&mut random, DATA.get_mut(&mut record), 12, 24);
@@ -146,13 +147,13 @@ impl Rows {
     }
 
     /// The customers of a district's orders, from order 1 on; a permutation.
-    pub fn customers_of_orders(&self, place: Place) -> Vec<u32> {
-        permutation(&mut self.random_in(CUSTOMER_ORDER, place, 0), self.scale.customers)
+    pub fn customers_of_orders(&self, district: DistrictKey) -> Vec<u32> {
+        permutation(&mut self.random_in(CUSTOMER_ORDER, district, 0), self.scale.customers)
     }
 
     /// An order and its number of lines.
-    fn lines(&self, place: Place, number: u32) -> u8 {
-        uniform(&mut self.random_in(ORDER, place, number), 5, 15) as u8
+    fn lines(&self, district: DistrictKey, number: u32) -> u8 {
+        uniform(&mut self.random_in(ORDER, district, number), 5, 15) as u8
     }
 
     /// Whether an order is delivered in the initial database.
@@ -161,9 +162,9 @@ impl Rows {
     }
 
     /// An order of a customer.
-    pub fn order(&self, place: Place, number: u32, customer: u32) -> Vec<u8> {
+    pub fn order(&self, district: DistrictKey, number: u32, customer: u32) -> Vec<u8> {
         use order::*;
-        let mut random = self.random_in(ORDER, place, number);
+        let mut random = self.random_in(ORDER, district, number);
         let mut record = vec![0; BYTES];
         OL_CNT.set(&mut record, uniform(&mut random, 5, 15));
         C_ID.set(&mut record, customer);
@@ -175,15 +176,15 @@ impl Rows {
     }
 
     /// The lines of an order, from line 1 on.
-    pub fn order_lines(&self, place: Place, number: u32) -> Vec<Vec<u8>> {
+    pub fn order_lines(&self, district: DistrictKey, number: u32) -> Vec<Vec<u8>> {
         use order_line::*;
-        let mut random = self.random_in(ORDER_LINE, place, number);
+        let mut random = self.random_in(ORDER_LINE, district, number);
         let delivered = self.is_delivered(number);
-        (0..self.lines(place, number))
+        (0..self.lines(district, number))
             .map(|_| {
                 let mut record = vec![0; BYTES];
                 I_ID.set(&mut record, uniform(&mut random, 1, u64::from(self.scale.items)));
-                SUPPLY_W_ID.set(&mut record, place.warehouse);
+                SUPPLY_W_ID.set(&mut record, district.warehouse);
                 DELIVERY_D.set(&mut record, if delivered { DATE } else { NOT_DELIVERED });
                 QUANTITY.set(&mut record, 5_u8);
                 let amount = uniform(&mut random, 1, 999_999) as i64;

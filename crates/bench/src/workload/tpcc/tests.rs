@@ -6,7 +6,7 @@ use anyhow::Result;
 use tempfile::TempDir;
 use vellum_testing::patience::PATIENCE;
 
-use super::keys::{self, Place, STOCK, TABLES};
+use super::keys::{self, DistrictKey, STOCK, TABLES};
 use super::layout::{customer, history, order, stock};
 use super::*;
 use crate::engine::{Direction, Pair, Session, Setting, VELLUM};
@@ -104,7 +104,7 @@ fn transactions_leave_what_they_should() {
     assert_eq!(rows(&*engine, keys::HISTORY).len() as u64, payments);
     let lines: u64 = rows(&*engine, keys::ORDER)
         .iter()
-        .filter(|(key, _)| keys::number_at(key, keys::PLACE) > 60)
+        .filter(|(key, _)| keys::number_at(key, keys::DISTRICT_KEY_BYTES) > 60)
         .map(|(_, order)| order::OL_CNT.get(order))
         .sum();
     let (mut taken, mut remote) = (0, 0);
@@ -242,11 +242,11 @@ fn lost_updates_of_districts_are_caught() {
     use super::layout::district::{NEXT_O_ID, YTD};
     let payments = |before: &[u8], after: &[u8]| YTD.get(before) != YTD.get(after);
     let error = caught(Fault::UpdatesOf(keys::DISTRICT, payments));
-    assert!(error.starts_with("condition 9: Place { warehouse: 1, district:"), "{error}");
+    assert!(error.starts_with("condition 9: DistrictKey { warehouse: 1, number:"), "{error}");
     // Then every order has the same number, and their lines and customers are mixed up.
     let orders = |before: &[u8], after: &[u8]| NEXT_O_ID.get(before) != NEXT_O_ID.get(after);
     let error = caught(Fault::UpdatesOf(keys::DISTRICT, orders));
-    assert!(error.starts_with("condition 2: Place { warehouse: 1, district:"), "{error}");
+    assert!(error.starts_with("condition 2: DistrictKey { warehouse: 1, number:"), "{error}");
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn other_faults_are_caught_too() {
         (Fault::UpdatesOf(keys::ORDER_LINE, always), "condition 7:"),
         (Fault::UpdatesOf(keys::CUSTOMER, always), "condition 10:"),
         (Fault::PutsOf(keys::HISTORY), "condition 9:"),
-        (Fault::PutsOf(keys::CUSTOMER_ORDER), "Place"),
+        (Fault::PutsOf(keys::CUSTOMER_ORDER), "DistrictKey"),
         (Fault::Removals, "condition 5:"),
     ];
     for (fault, expected) in cases {
@@ -271,14 +271,14 @@ fn other_faults_are_caught_too() {
 fn a_gap_among_new_orders_is_caught() {
     let (tpcc, directory) = (small(1), TempDir::new().unwrap());
     let engine = loaded(&tpcc, &directory);
-    let place = Place { warehouse: 1, district: 4 };
+    let district = DistrictKey { warehouse: 1, number: 4 };
     let mut session = engine.session().unwrap();
-    assert!(session.remove(keys::NEW_ORDER, &keys::order(place, 50)).unwrap());
+    assert!(session.remove(keys::NEW_ORDER, &keys::order(district, 50)).unwrap());
     let error = tpcc.check(&*engine).unwrap_err().to_string();
     assert_eq!(
         error,
-        "condition 3: Place { warehouse: 1, district: 4 } has new orders 43 to 60, but 17 rows of \
-         them"
+        "condition 3: DistrictKey { warehouse: 1, number: 4 } has new orders 43 to 60, but 17 \
+         rows of them"
     );
 }
 
@@ -286,18 +286,18 @@ fn a_gap_among_new_orders_is_caught() {
 fn an_order_that_is_still_being_written_is_not_overtaken() {
     let (tpcc, directory) = (small(1), TempDir::new().unwrap());
     let engine = loaded(&tpcc, &directory);
-    let place = Place { warehouse: 1, district: 1 };
+    let district = DistrictKey { warehouse: 1, number: 1 };
     let mut session = engine.session().unwrap();
     let claims = Claims::new(&tpcc, &mut *session).unwrap();
     for order in 43..=60 {
-        assert_eq!(claims.claim(place, &mut *session).unwrap(), Some(order));
+        assert_eq!(claims.claim(district, &mut *session).unwrap(), Some(order));
     }
     // Order 62 has its row; order 61 has its number, but no row yet.
-    session.put(keys::NEW_ORDER, &keys::order(place, 62), &[]).unwrap();
-    assert_eq!(claims.claim(place, &mut *session).unwrap(), None);
-    session.put(keys::NEW_ORDER, &keys::order(place, 61), &[]).unwrap();
-    assert_eq!(claims.claim(place, &mut *session).unwrap(), Some(61));
-    assert_eq!(claims.claim(place, &mut *session).unwrap(), Some(62));
+    session.put(keys::NEW_ORDER, &keys::order(district, 62), &[]).unwrap();
+    assert_eq!(claims.claim(district, &mut *session).unwrap(), None);
+    session.put(keys::NEW_ORDER, &keys::order(district, 61), &[]).unwrap();
+    assert_eq!(claims.claim(district, &mut *session).unwrap(), Some(61));
+    assert_eq!(claims.claim(district, &mut *session).unwrap(), Some(62));
 }
 
 #[test]

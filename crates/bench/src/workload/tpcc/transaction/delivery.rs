@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::{Desk, Ended, must, now};
 use crate::engine::{Access, Session};
 use crate::workload::tpcc::input::Delivery;
-use crate::workload::tpcc::keys::{self, Place};
+use crate::workload::tpcc::keys::{self, DistrictKey};
 use crate::workload::tpcc::layout::{customer, order, order_line};
 
 impl Desk<'_> {
@@ -17,9 +17,9 @@ impl Desk<'_> {
         let mut skipped = 0;
         session.begin(Access::Write)?;
         for district in 1..=10 {
-            let place = Place { warehouse: input.warehouse, district };
-            match self.claims.claim(place, session)? {
-                Some(order) => deliver(place, order, input.carrier, session)?,
+            let district = DistrictKey { warehouse: input.warehouse, number: district };
+            match self.claims.claim(district, session)? {
+                Some(order) => deliver(district, order, input.carrier, session)?,
                 None => skipped += 1,
             }
         }
@@ -28,8 +28,13 @@ impl Desk<'_> {
     }
 }
 
-fn deliver(place: Place, number: u32, carrier: u8, session: &mut dyn Session) -> Result<()> {
-    let key = keys::order(place, number);
+fn deliver(
+    district: DistrictKey,
+    number: u32,
+    carrier: u8,
+    session: &mut dyn Session,
+) -> Result<()> {
+    let key = keys::order(district, number);
     let (mut buyer, mut lines) = (0, 0);
     let found = session.update(keys::ORDER, &key, &mut |record| {
         buyer = order::C_ID.get_u32(record);
@@ -39,7 +44,7 @@ fn deliver(place: Place, number: u32, carrier: u8, session: &mut dyn Session) ->
     must(found, keys::ORDER, &key)?;
     let (date, mut sum) = (now(), 0);
     for line in 1..=lines {
-        let key = keys::order_line(place, number, line);
+        let key = keys::order_line(district, number, line);
         let mut amount = 0;
         let found = session.update(keys::ORDER_LINE, &key, &mut |record| {
             amount = order_line::AMOUNT.get(record);
@@ -48,7 +53,7 @@ fn deliver(place: Place, number: u32, carrier: u8, session: &mut dyn Session) ->
         must(found, keys::ORDER_LINE, &key)?;
         sum += amount;
     }
-    let key = keys::customer(place, buyer);
+    let key = keys::customer(district, buyer);
     let found = session.update(keys::CUSTOMER, &key, &mut |record| {
         customer::BALANCE.add(record, sum);
         customer::DELIVERY_CNT.add(record, 1_u8);

@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::{Desk, Ended, must, now};
 use crate::engine::{Access, Session};
 use crate::workload::tpcc::input::{LINES, Line, NewOrder};
-use crate::workload::tpcc::keys::{self, Place};
+use crate::workload::tpcc::keys::{self, DistrictKey};
 use crate::workload::tpcc::layout::{
     DIST_INFO, NOT_DELIVERED, customer, district, item, order, order_line, stock, warehouse,
 };
@@ -28,30 +28,30 @@ impl Desk<'_> {
     /// # Errors
     /// Errors of the engine, and missing rows.
     pub fn new_order(&mut self, input: &NewOrder, session: &mut dyn Session) -> Result<Ended> {
-        let (place, lines) = (input.place, input.lines());
+        let (district, lines) = (input.district, input.lines());
         session.begin(Access::Write)?;
         let Some(items) = items(lines, session)? else {
             session.commit()?;
             return Ok(Ended::RolledBack);
         };
-        let warehouse_tax = warehouse_tax(place.warehouse, session)?;
-        let (number, district_tax) = take_number(place, session)?;
-        let discount = discount(place, input.customer, session)?;
+        let warehouse_tax = warehouse_tax(district.warehouse, session)?;
+        let (number, district_tax) = take_number(district, session)?;
+        let discount = discount(district, input.customer, session)?;
         let mut sum = 0;
         for (index, (line, item)) in lines.iter().zip(items).enumerate() {
             let amount = i64::from(line.quantity) * item.price;
-            let (info, generic) = take_from_stock(line, place, session)?;
+            let (info, generic) = take_from_stock(line, district, session)?;
             black_box(if generic && item.original { b'B' } else { b'G' });
             let record = order_line_record(line, amount, &info);
-            let key = keys::order_line(place, number, index as u8 + 1);
+            let key = keys::order_line(district, number, index as u8 + 1);
             session.put(keys::ORDER_LINE, &key, &record)?;
             sum += amount;
         }
         let record = order_record(input);
-        session.put(keys::ORDER, &keys::order(place, number), &record)?;
-        let key = keys::customer_order(place, input.customer, number);
+        session.put(keys::ORDER, &keys::order(district, number), &record)?;
+        let key = keys::customer_order(district, input.customer, number);
         session.put(keys::CUSTOMER_ORDER, &key, &[])?;
-        session.put(keys::NEW_ORDER, &keys::order(place, number), &[])?;
+        session.put(keys::NEW_ORDER, &keys::order(district, number), &[])?;
         session.commit()?;
         let taxed = sum * (10_000 + warehouse_tax + district_tax) as i64 / 10_000;
         black_box(taxed * (10_000 - discount) as i64 / 10_000);
@@ -92,8 +92,8 @@ fn warehouse_tax(number: u32, session: &mut dyn Session) -> Result<u64> {
 }
 
 /// Takes the district's next order number. Returns it with the district's tax.
-fn take_number(place: Place, session: &mut dyn Session) -> Result<(u32, u64)> {
-    let key = keys::district(place);
+fn take_number(district: DistrictKey, session: &mut dyn Session) -> Result<(u32, u64)> {
+    let key = keys::district(district);
     let (mut number, mut tax) = (0, 0);
     let found = session.update(keys::DISTRICT, &key, &mut |record| {
         number = district::NEXT_O_ID.get_u32(record);
@@ -104,8 +104,8 @@ fn take_number(place: Place, session: &mut dyn Session) -> Result<(u32, u64)> {
     Ok((number, tax))
 }
 
-fn discount(place: Place, number: u32, session: &mut dyn Session) -> Result<u64> {
-    let key = keys::customer(place, number);
+fn discount(district: DistrictKey, number: u32, session: &mut dyn Session) -> Result<u64> {
+    let key = keys::customer(district, number);
     let mut discount = 0;
     let found = session.get(keys::CUSTOMER, &key, &mut |record| {
         discount = customer::DISCOUNT.get(record);
@@ -119,14 +119,14 @@ fn discount(place: Place, number: u32, session: &mut dyn Session) -> Result<u64>
 /// original.
 fn take_from_stock(
     line: &Line,
-    place: Place,
+    district: DistrictKey,
     session: &mut dyn Session,
 ) -> Result<([u8; DIST_INFO], bool)> {
     use stock::*;
     let key = keys::stock(line.supplier, line.item);
     let quantity = u64::from(line.quantity);
-    let remote = line.supplier != place.warehouse;
-    let at = usize::from(place.district - 1) * DIST_INFO;
+    let remote = line.supplier != district.warehouse;
+    let at = usize::from(district.number - 1) * DIST_INFO;
     let (mut info, mut original) = ([0; DIST_INFO], false);
     let found = session.update(keys::STOCK, &key, &mut |record| {
         let left = QUANTITY.get(record);
@@ -161,7 +161,7 @@ fn order_record(input: &NewOrder) -> [u8; order::BYTES] {
     C_ID.set(&mut record, input.customer);
     ENTRY_D.set(&mut record, now());
     OL_CNT.set(&mut record, input.lines().len() as u64);
-    let local = input.lines().iter().all(|line| line.supplier == input.place.warehouse);
+    let local = input.lines().iter().all(|line| line.supplier == input.district.warehouse);
     ALL_LOCAL.set(&mut record, local);
     record
 }

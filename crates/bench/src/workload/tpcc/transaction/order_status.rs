@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use super::{Desk, Ended, must};
 use crate::engine::{Access, Direction, Session};
 use crate::workload::tpcc::input::OrderStatus;
-use crate::workload::tpcc::keys::{self, Place};
+use crate::workload::tpcc::keys::{self, DistrictKey};
 use crate::workload::tpcc::layout::{customer, order, order_line};
 
 impl Desk<'_> {
@@ -21,24 +21,24 @@ impl Desk<'_> {
         session: &mut dyn Session,
     ) -> Result<Ended> {
         session.begin(Access::Read)?;
-        let number = self.customer_id(input.place, &input.customer, session)?;
-        let key = keys::customer(input.place, number);
+        let number = self.customer_id(input.district, &input.customer, session)?;
+        let key = keys::customer(input.district, number);
         let found = session.get(keys::CUSTOMER, &key, &mut |record| {
             use customer::*;
             black_box((BALANCE.get(record), FIRST.copy(record), MIDDLE.copy(record)));
             black_box(LAST.copy(record));
         })?;
         must(found, keys::CUSTOMER, &key)?;
-        let order = last_order(input.place, number, session)?;
-        show_order(input.place, order, session)?;
+        let order = last_order(input.district, number, session)?;
+        show_order(input.district, order, session)?;
         session.commit()?;
         Ok(Ended::Committed)
     }
 }
 
 /// The largest number of a customer's orders; every customer has one.
-fn last_order(place: Place, customer: u32, session: &mut dyn Session) -> Result<u32> {
-    let last = keys::customer_order(place, customer, u32::MAX);
+fn last_order(district: DistrictKey, customer: u32, session: &mut dyn Session) -> Result<u32> {
+    let last = keys::customer_order(district, customer, u32::MAX);
     let mut number = None;
     session.scan(keys::CUSTOMER_ORDER, &last, Direction::Backward, &mut |key, _| {
         if key.starts_with(&last[..9]) {
@@ -48,12 +48,12 @@ fn last_order(place: Place, customer: u32, session: &mut dyn Session) -> Result<
     })?;
     match number {
         Some(number) => Ok(number),
-        None => bail!("customer {customer} of {place:?} has no orders"),
+        None => bail!("customer {customer} of {district:?} has no orders"),
     }
 }
 
-fn show_order(place: Place, number: u32, session: &mut dyn Session) -> Result<()> {
-    let key = keys::order(place, number);
+fn show_order(district: DistrictKey, number: u32, session: &mut dyn Session) -> Result<()> {
+    let key = keys::order(district, number);
     let found = session.get(keys::ORDER, &key, &mut |record| {
         black_box((order::ENTRY_D.get(record), order::CARRIER_ID.get(record)));
     })?;

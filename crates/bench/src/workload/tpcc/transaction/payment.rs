@@ -20,7 +20,7 @@ impl Desk<'_> {
         session.begin(Access::Write)?;
         let warehouse_name = receive_in_warehouse(input, session)?;
         let district_name = receive_in_district(input, session)?;
-        let number = self.customer_id(input.customer_place, &input.customer, session)?;
+        let number = self.customer_id(input.customer_district, &input.customer, session)?;
         credit(input, number, session)?;
         let record = history_record(input, number, &warehouse_name, &district_name);
         session.put(keys::HISTORY, &keys::history(self.number, self.payments), &record)?;
@@ -32,7 +32,7 @@ impl Desk<'_> {
 
 fn receive_in_warehouse(input: &Payment, session: &mut dyn Session) -> Result<[u8; 10]> {
     use warehouse::*;
-    let key = keys::warehouse(input.place.warehouse);
+    let key = keys::warehouse(input.district.warehouse);
     let mut name = [0; 10];
     let found = session.update(keys::WAREHOUSE, &key, &mut |record| {
         YTD.add(record, input.amount);
@@ -46,7 +46,7 @@ fn receive_in_warehouse(input: &Payment, session: &mut dyn Session) -> Result<[u
 
 fn receive_in_district(input: &Payment, session: &mut dyn Session) -> Result<[u8; 10]> {
     use district::*;
-    let key = keys::district(input.place);
+    let key = keys::district(input.district);
     let mut name = [0; 10];
     let found = session.update(keys::DISTRICT, &key, &mut |record| {
         YTD.add(record, input.amount);
@@ -60,7 +60,7 @@ fn receive_in_district(input: &Payment, session: &mut dyn Session) -> Result<[u8
 
 fn credit(input: &Payment, number: u32, session: &mut dyn Session) -> Result<()> {
     use customer::*;
-    let key = keys::customer(input.customer_place, number);
+    let key = keys::customer(input.customer_district, number);
     let found = session.update(keys::CUSTOMER, &key, &mut |record| {
         BALANCE.add(record, -input.amount);
         YTD_PAYMENT.add(record, input.amount);
@@ -81,15 +81,15 @@ fn credit(input: &Payment, number: u32, session: &mut dyn Session) -> Result<()>
 /// cut off.
 fn remember(input: &Payment, number: u32, data: &mut [u8]) {
     let mut note = [0; 96];
-    let (at, of) = (input.place, input.customer_place);
+    let (at, of) = (input.district, input.customer_district);
     let mut rest = &mut note[..];
     // A note is never longer than this.
     let _ = write!(
         rest,
         "{number} {} {} {} {} {}.{:02}|",
-        of.district,
+        of.number,
         of.warehouse,
-        at.district,
+        at.number,
         at.warehouse,
         input.amount / 100,
         input.amount % 100
@@ -108,10 +108,10 @@ fn history_record(
     use history::*;
     let mut record = [0; BYTES];
     C_ID.set(&mut record, number);
-    C_D_ID.set(&mut record, input.customer_place.district);
-    C_W_ID.set(&mut record, input.customer_place.warehouse);
-    D_ID.set(&mut record, input.place.district);
-    W_ID.set(&mut record, input.place.warehouse);
+    C_D_ID.set(&mut record, input.customer_district.number);
+    C_W_ID.set(&mut record, input.customer_district.warehouse);
+    D_ID.set(&mut record, input.district.number);
+    W_ID.set(&mut record, input.district.warehouse);
     DATE.set(&mut record, now());
     AMOUNT.set(&mut record, input.amount);
     let data = DATA.get_mut(&mut record);
@@ -125,13 +125,13 @@ fn history_record(
 mod tests {
     use super::*;
     use crate::workload::tpcc::input::Customer;
-    use crate::workload::tpcc::keys::Place;
+    use crate::workload::tpcc::keys::DistrictKey;
 
     #[test]
     fn payments_of_bad_customers_are_remembered() {
         let input = Payment {
-            place: Place { warehouse: 3, district: 4 },
-            customer_place: Place { warehouse: 1, district: 2 },
+            district: DistrictKey { warehouse: 3, number: 4 },
+            customer_district: DistrictKey { warehouse: 1, number: 2 },
             customer: Customer::Id(7),
             amount: 12_305,
         };

@@ -21,7 +21,7 @@ impl Desk<'_> {
     pub fn stock_level(&mut self, input: &StockLevel, session: &mut dyn Session) -> Result<Ended> {
         session.begin(Access::Read)?;
         self.ordered_last(input, session)?;
-        let warehouse = input.place.warehouse;
+        let warehouse = input.district.warehouse;
         self.stock_keys.clear();
         self.stock_keys.extend(self.items.iter().map(|item| keys::stock(warehouse, *item)));
         let references: Vec<&[u8]> = self.stock_keys.iter().map(|key| &key[..]).collect();
@@ -40,7 +40,7 @@ impl Desk<'_> {
 
     /// Collects the items of the last orders, each once, in `items`.
     fn ordered_last(&mut self, input: &StockLevel, session: &mut dyn Session) -> Result<()> {
-        let key = keys::district(input.place);
+        let key = keys::district(input.district);
         let mut next = 0;
         let found = session.get(keys::DISTRICT, &key, &mut |record| {
             next = district::NEXT_O_ID.get_u32(record);
@@ -48,8 +48,8 @@ impl Desk<'_> {
         must(found, keys::DISTRICT, &key)?;
         let items = &mut self.items;
         items.clear();
-        let first = keys::order_line(input.place, next.saturating_sub(ORDERS), 0);
-        let end = keys::order_line(input.place, next, 0);
+        let first = keys::order_line(input.district, next.saturating_sub(ORDERS), 0);
+        let end = keys::order_line(input.district, next, 0);
         session.scan(keys::ORDER_LINE, &first, Direction::Forward, &mut |line, record| {
             let is_one = line < &end[..];
             if is_one {
