@@ -56,7 +56,7 @@ const LOOKS: usize = 256;
 /// A policy of two queues, after S3-FIFO (Yang et al., SOSP'23). New pages pass a small one; only a
 /// page that is used again, or comes back soon after it left, gets to the main one.
 pub struct S3Fifo {
-    shards: Box<[Lane]>,
+    shards: Box<[PaddedShard]>,
     frames_per_shard: u64,
     /// Where the next search begins.
     turn: AtomicU64,
@@ -66,7 +66,7 @@ pub struct S3Fifo {
 
 /// A shard in cache lines of its own.
 #[repr(align(128))]
-struct Lane(Mutex<Shard>);
+struct PaddedShard(Mutex<Shard>);
 
 impl S3Fifo {
     /// For a pool of `frames` frames.
@@ -78,7 +78,7 @@ impl S3Fifo {
 
     fn with_shards(frames: u64, shards: u64) -> S3Fifo {
         let each = frames.div_ceil(shards).max(1);
-        let shard = |_| Lane(Mutex::new(Shard::new(each, each * GHOSTS.0 / GHOSTS.1)));
+        let shard = |_| PaddedShard(Mutex::new(Shard::new(each, each * GHOSTS.0 / GHOSTS.1)));
         S3Fifo {
             shards: (0..shards).map(shard).collect(),
             frames_per_shard: each,
