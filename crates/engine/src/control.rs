@@ -35,7 +35,7 @@ use rustix::net::{
     listen, recv, send, shutdown, socket_with,
 };
 use rustix::process::geteuid;
-use vellum_log::Home;
+use vellum_log::OpeningProcess;
 use vellum_pool::{Latency, PAGE_SIZE, PoolStats, Translation};
 
 use crate::backup::{BackupOptions, BackupProgress, BackupReport};
@@ -78,7 +78,7 @@ const LINE_MAX: usize = 64 << 10;
 #[derive(Debug)]
 pub struct ControlSocket {
     /// A child of a fork has the socket, too, and none of its threads.
-    home: Home,
+    process: OpeningProcess,
     place: PathBuf,
     /// Of the socket's file: another process may have put its own there.
     identity: Identity,
@@ -220,8 +220,8 @@ impl ControlSocket {
         let identity = identity(&fs::symlink_metadata(&place)?);
         let (ends, clients) = (AtomicBool::new(false), Mutex::default());
         let shared = Arc::new(Shared { listener, core, file, ends, clients });
-        let home = Home::new();
-        let mut socket = ControlSocket { home, place, identity, shared, thread: None };
+        let process = OpeningProcess::new();
+        let mut socket = ControlSocket { process, place, identity, shared, thread: None };
         let shared = socket.shared.clone();
         let work = move || thread::scope(|scope| accept(&shared, scope));
         socket.thread = Some(Builder::new().name("vellum-control".into()).spawn(work)?);
@@ -236,7 +236,7 @@ impl ControlSocket {
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
-        if !self.home.is_here() {
+        if !self.process.is_here() {
             std::mem::forget(self.thread.take());
             return;
         }

@@ -22,7 +22,7 @@ use crate::block::{Block, CLOSES, LENGTH, Lsn, PAYLOAD_U64, STARTS};
 use crate::device::{LogDevice, Written, is_full};
 use crate::error::LogError;
 use crate::planted::{LogBug, is_planted};
-use crate::process::Home;
+use crate::process::OpeningProcess;
 use crate::ring::{Batch, Obstacle, Ring};
 use crate::slow_flights::Stage;
 #[cfg(feature = "testing")]
@@ -82,7 +82,7 @@ pub(crate) struct Shared {
     supply: Mutex<()>,
     /// Threads that have the device make room now, or wait until it has.
     in_need: AtomicU64,
-    home: Home,
+    process: OpeningProcess,
     #[cfg(feature = "testing")]
     pub(crate) airspace: Airspace,
 }
@@ -181,15 +181,15 @@ impl Shared {
             called: Condvar::new(),
             supply: Mutex::new(()),
             in_need: AtomicU64::new(0),
-            home: Home::new(),
+            process: OpeningProcess::new(),
             #[cfg(feature = "testing")]
             airspace: Airspace::default(),
         }
     }
 
     /// Fails in the child of a fork, before any lock is waited for.
-    pub(crate) fn check_home(&self) -> Result<(), LogError> {
-        if self.home.is_here() { Ok(()) } else { Err(LogError::Forked) }
+    pub(crate) fn check_process(&self) -> Result<(), LogError> {
+        if self.process.is_here() { Ok(()) } else { Err(LogError::Forked) }
     }
 
     /// The longest record that is taken: two of them, each begun in the midst of a block, fit into
@@ -200,7 +200,7 @@ impl Shared {
 
     /// Appends a record; or names the blocks that have to become durable first.
     pub(crate) fn try_append(&self, parts: &[&[u8]]) -> Result<Result<Lsn, u64>, LogError> {
-        self.check_home()?;
+        self.check_process()?;
         let len = parts.iter().map(|part| part.len()).sum();
         if len > self.longest() {
             return Err(LogError::TooLong { len, most: self.longest() });
@@ -231,7 +231,7 @@ impl Shared {
         if self.ring.room() >= blocks {
             return Ok(());
         }
-        self.check_home()?;
+        self.check_process()?;
         self.make_room(blocks).map_err(no_room(bytes))
     }
 
@@ -246,7 +246,7 @@ impl Shared {
 
     /// Waits until all blocks before this one are durable, and helps.
     pub(crate) fn wait_until(&self, blocks: u64) -> Result<(), LogError> {
-        self.check_home()?;
+        self.check_process()?;
         if self.ring.durable() >= blocks {
             return Ok(());
         }
@@ -313,7 +313,7 @@ impl Shared {
     /// Has a function called when the blocks before this one are durable, or never will be known to
     /// be.
     pub(crate) fn on_durable(&self, blocks: u64, durable: Durable) {
-        if let Err(forked) = self.check_home() {
+        if let Err(forked) = self.check_process() {
             return call(durable, Err(forked));
         }
         let mut flow = lock(&self.flow);
@@ -463,7 +463,7 @@ impl Shared {
     /// by now, or never will be, has had its function called by then.
     pub(crate) fn wait_callers(&self) {
         // The threads of a parent never return in the child of a fork.
-        if self.home.is_here() {
+        if self.process.is_here() {
             let mut flow = lock(&self.flow);
             // Others may begin later, again and again.
             let newest = flow.serial;
@@ -475,7 +475,7 @@ impl Shared {
 
     /// Has the blocks before this one made durable by the thread of the log.
     pub(crate) fn want(&self, blocks: u64) {
-        if self.home.is_here() {
+        if self.process.is_here() {
             self.want_locked(&mut lock(&self.flow), blocks);
         }
     }
@@ -493,7 +493,7 @@ impl Shared {
     /// appended in a millisecond from now. Takes the lock for the first record of a block only:
     /// what carries one of them carries all.
     pub(crate) fn want_soon(&self, blocks: u64) {
-        if self.asked.load(Ordering::Acquire) >= blocks || !self.home.is_here() {
+        if self.asked.load(Ordering::Acquire) >= blocks || !self.process.is_here() {
             return;
         }
         // As in `want_locked`.

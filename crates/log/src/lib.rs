@@ -68,7 +68,7 @@ pub use log::{Log, LogOptions};
 pub use pilot::Pilot;
 #[cfg(feature = "testing")]
 pub use planted::{LogBug, plant};
-pub use process::Home;
+pub use process::OpeningProcess;
 pub use scan::{End, EndReason, Record, RecordRef, Scan};
 #[cfg(feature = "testing")]
 pub use slow_flights::Choose;

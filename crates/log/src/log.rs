@@ -258,7 +258,7 @@ impl Log {
     /// # Errors
     /// `Trimmed` if the log begins later.
     pub fn scan(&self, from: Option<Lsn>) -> Result<Scan<'_>, LogError> {
-        self.shared.check_home()?;
+        self.shared.check_process()?;
         let durable = self.shared.ring.durable();
         Ok(Scan::new(&*self.shared.device, from, Some(durable), None)?.begin_small())
     }
@@ -281,7 +281,7 @@ impl Log {
     /// # Errors
     /// What the storage said.
     pub fn trim(&self, before: Lsn) -> Result<(), LogError> {
-        self.shared.check_home()?;
+        self.shared.check_process()?;
         // The last durable block stays: from it an opening knows whether what follows is the log,
         // or left from an earlier opening's flush.
         let block = before.block().min(self.shared.ring.durable().saturating_sub(1));
@@ -304,7 +304,7 @@ impl Log {
     /// back. Calls of other threads fail with `Closed` from then on, unless what they wait for is
     /// durable.
     pub fn stop(&self) {
-        if self.shared.check_home().is_err() {
+        if self.shared.check_process().is_err() {
             // The child of a fork: the thread is its parent's.
             return;
         }
@@ -329,7 +329,7 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        if self.shared.check_home().is_err() {
+        if self.shared.check_process().is_err() {
             // The child of a fork: the thread and the callbacks are the parent's. The thread's
             // part of `shared` keeps all that the child has of the log in place.
             let background = self.background.get_mut().map(Option::take);

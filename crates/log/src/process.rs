@@ -16,29 +16,29 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// The process that made this. A `fork` makes a child, which is another process.
 #[derive(Debug)]
-pub struct Home {
-    process: u32,
+pub struct OpeningProcess {
+    id: u32,
     /// `None` where the kernel does not zero pages in children: Linux before 4.14.
     mark: Option<Mark>,
 }
 
-impl Home {
+impl OpeningProcess {
     /// This process.
     #[expect(clippy::new_without_default, reason = "it is of the moment at which it is made")]
-    pub fn new() -> Home {
-        Home { process: id(), mark: Mark::new().ok() }
+    pub fn new() -> OpeningProcess {
+        OpeningProcess { id: id(), mark: Mark::new().ok() }
     }
 
     /// The number of the process.
-    pub fn process(&self) -> u32 {
-        self.process
+    pub fn id(&self) -> u32 {
+        self.id
     }
 
     /// Whether this process is that one.
     pub fn is_here(&self) -> bool {
         match &self.mark {
             Some(mark) => mark.is_there(),
-            None => self.process == id(),
+            None => self.id == id(),
         }
     }
 }
@@ -106,14 +106,14 @@ mod tests {
 
     #[test]
     fn a_child_is_another_process() {
-        let here = Home::new();
+        let here = OpeningProcess::new();
         assert!(here.mark.is_some(), "this kernel zeroes the page in children");
-        let by_number = Home { process: id(), mark: None };
-        for home in [&here, &by_number] {
-            assert!(home.is_here());
-            assert!(!in_child(|| home.is_here()));
-            assert!(in_child(|| !in_child(|| home.is_here())), "nor is a child's child");
-            assert!(home.is_here());
+        let by_number = OpeningProcess { id: id(), mark: None };
+        for process in [&here, &by_number] {
+            assert!(process.is_here());
+            assert!(!in_child(|| process.is_here()));
+            assert!(in_child(|| !in_child(|| process.is_here())), "nor is a child's child");
+            assert!(process.is_here());
         }
     }
 }

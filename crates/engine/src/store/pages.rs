@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use vellum_log::{BLOCK_BYTES, Home, LogError};
+use vellum_log::{BLOCK_BYTES, LogError, OpeningProcess};
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageId, PageRef, Pool};
 
@@ -70,7 +70,7 @@ pub(crate) struct PageStore {
     /// Whether the store has changed since the last cut.
     pub changed: AtomicBool,
     /// The process that opened the store.
-    home: Home,
+    process: OpeningProcess,
     /// See [`structure_lock`](Self::structure_lock).
     structure_changes: Mutex<()>,
     /// Held while the pool changes its size, and the bounds that follow it.
@@ -197,7 +197,7 @@ impl PageStore {
             versions: Versions::new(versions_max(pool.capacity())),
             redo_log: None,
             changed: AtomicBool::new(!header.clean && !salvage),
-            home: Home::new(),
+            process: OpeningProcess::new(),
             file,
             pool,
             device,
@@ -533,11 +533,11 @@ impl PageStore {
 
     /// The child of a `fork` has neither the memory of the pool nor its threads.
     pub(crate) fn check_process(&self) -> Result<()> {
-        match self.home.is_here() {
+        match self.process.is_here() {
             true => Ok(()),
             false => Err(Error::InUse(format!(
                 "process {} opened the store: after a fork, only that process can use it",
-                self.home.process()
+                self.process.id()
             ))),
         }
     }

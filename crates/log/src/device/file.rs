@@ -15,7 +15,7 @@ use super::sync_method::{Choice, PROBE, SyncMethod, probe};
 use super::{LogDevice, Written, is_full};
 use crate::block::{BLOCK_BYTES, Block};
 use crate::error::LogError;
-use crate::process::Home;
+use crate::process::OpeningProcess;
 
 /// How a [`FileLog`] is opened.
 #[derive(Clone, Debug)]
@@ -56,13 +56,13 @@ pub struct FileLog {
     /// tells each only once.
     alone: Mutex<()>,
     taken: AtomicBool,
-    home: Home,
+    process: OpeningProcess,
 }
 
 impl Drop for FileLog {
     /// Gives the folder back though children of this process share the lock; a child does not.
     fn drop(&mut self) {
-        if self.home.is_here() {
+        if self.process.is_here() {
             self.folder.unlock();
         }
     }
@@ -163,7 +163,7 @@ impl FileLog {
     /// What the system said. Then the log may be there in part, and [`create`](FileLog::create)
     /// removes the rest.
     pub fn remove(&self) -> Result<(), LogError> {
-        if !self.home.is_here() {
+        if !self.process.is_here() {
             return Err(LogError::Forked);
         }
         self.failed.store(true, Ordering::Release);
@@ -184,7 +184,7 @@ impl FileLog {
     /// Gives the folder to the next handle, before this one is dropped. This one takes nothing
     /// more.
     pub fn unlock(&self) {
-        if self.home.is_here() {
+        if self.process.is_here() {
             self.failed.store(true, Ordering::Release);
             self.folder.unlock();
         }
@@ -229,7 +229,7 @@ impl FileLog {
             failed: AtomicBool::new(false),
             alone: Mutex::new(()),
             taken: AtomicBool::new(false),
-            home: Home::new(),
+            process: OpeningProcess::new(),
         })
     }
 
@@ -350,7 +350,7 @@ impl FileLog {
     }
 
     fn segment(&self, block: u64) -> io::Result<Arc<Segment>> {
-        self.check_home()?;
+        self.check_process()?;
         let segments = self.segments.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let index = (block / self.blocks).checked_sub(segments.first);
         let segment = index.and_then(|index| segments.live.get(index as usize));
@@ -364,8 +364,8 @@ impl FileLog {
 
     /// Fails in the child of a fork: it shares the files with its parent, and its locks may be held
     /// by threads that it does not have.
-    fn check_home(&self) -> io::Result<()> {
-        if self.home.is_here() { Ok(()) } else { Err(io::Error::other(LogError::Forked)) }
+    fn check_process(&self) -> io::Result<()> {
+        if self.process.is_here() { Ok(()) } else { Err(io::Error::other(LogError::Forked)) }
     }
 
     /// Waits for others that write or sync.
@@ -411,7 +411,7 @@ impl LogDevice for FileLog {
     }
 
     fn scan(&self) -> Range<u64> {
-        if !self.home.is_here() {
+        if !self.process.is_here() {
             return 0..0;
         }
         let segments = self.segments.read().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -419,7 +419,7 @@ impl LogDevice for FileLog {
     }
 
     fn prepare(&self) -> io::Result<bool> {
-        self.check_home()?;
+        self.check_process()?;
         if let Some(first) = &mut *self.first_file() {
             return self.zero(first, Pace::Ahead);
         }
@@ -428,7 +428,7 @@ impl LogDevice for FileLog {
     }
 
     fn extend(&self) -> io::Result<u64> {
-        self.check_home()?;
+        self.check_process()?;
         if let Some(end) = self.extend_first()? {
             return Ok(end);
         }
@@ -455,7 +455,7 @@ impl LogDevice for FileLog {
     }
 
     fn append(&self, first: u64, parts: [&[Block]; 2]) -> io::Result<Written> {
-        self.check_home()?;
+        self.check_process()?;
         let sync_method = self.choice.sync_method;
         let _alone = (sync_method == SyncMethod::BufferedDsync).then(|| self.alone());
         let count = parts[0].len() + parts[1].len();
@@ -471,7 +471,7 @@ impl LogDevice for FileLog {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.check_home()?;
+        self.check_process()?;
         let _alone = self.alone();
         let segments = self.segments.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let live: Vec<_> = segments.live.iter().cloned().collect();
@@ -486,7 +486,7 @@ impl LogDevice for FileLog {
     }
 
     fn trim(&self, before: u64) -> io::Result<()> {
-        self.check_home()?;
+        self.check_process()?;
         let mut segments = self.write_segments();
         while segments.live.len() > 1 && (segments.first + 1) * self.blocks <= before {
             let oldest = segments.live.pop_front();
