@@ -1,11 +1,11 @@
 //! The change gate. Changes pass the gate together, unless a thread has frozen it to see a store
 //! that does not change.
 //!
-//! A change only counts itself, in the place of its thread, and looks whether the gate is frozen. A
-//! thread that freezes the gate says so first, and then looks at all places: either it sees the
+//! A change only counts itself, in the stripe of its thread, and looks whether the gate is frozen.
+//! A thread that freezes the gate says so first, and then looks at all stripes: either it sees the
 //! change, or the change sees the freeze. A change that finds the gate frozen waits on a condition
-//! variable. Several threads may freeze the gate at once. One thread may take it
-//! exclusively: then there are neither changes nor freezes.
+//! variable. Several threads may freeze the gate at once. One thread may take it exclusively: then
+//! there are neither changes nor freezes.
 //!
 //! A change that has waited for about a millisecond is overdue, and so is a thread that has waited
 //! as long for exclusive use. A thread that wants to freeze the gate lets the overdue threads go
@@ -18,8 +18,8 @@ use crate::sync::{
     AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, thread_number, wait, wait_briefly,
 };
 
-/// The number of places in which changes count themselves. Threads share places if they are more.
-const PLACES: usize = if cfg!(test) { 2 } else { 16 };
+/// The number of stripes in which changes count themselves. Further threads share them.
+const STRIPES: usize = if cfg!(test) { 2 } else { 16 };
 
 /// Exclusive use, besides the number of freezes.
 const EXCLUSIVE: u64 = 1 << 32;
@@ -33,7 +33,7 @@ const OVERDUE_WAITS: u32 = 100;
 pub(crate) struct Gate {
     /// The number of freezes, and [`EXCLUSIVE`].
     frozen: AtomicU64,
-    changes: [Place; PLACES],
+    changes: [Stripe; STRIPES],
     waiters: Mutex<Waiters>,
     state_changed: Condvar,
     /// The thread that has, or wants, exclusive use holds this lock. Without it, two such threads
@@ -41,11 +41,11 @@ pub(crate) struct Gate {
     exclusive_turn: Mutex<()>,
 }
 
-/// The number of changes under way of some threads, in memory that threads of other places do not
+/// The number of changes under way of some threads, in memory that threads of other stripes do not
 /// use.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Place(AtomicU64);
+struct Stripe(AtomicU64);
 
 /// The threads that wait.
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ struct Waiters {
 #[derive(Debug)]
 pub(crate) struct ChangePermit<'a> {
     gate: &'a Gate,
-    place: &'a Place,
+    stripe: &'a Stripe,
 }
 
 /// While this lives, no change is under way.
@@ -78,47 +78,47 @@ impl Gate {
     /// Begins a change. Waits while the gate is frozen.
     #[inline]
     pub(crate) fn begin_change(&self) -> ChangePermit<'_> {
-        let place = &self.changes[thread_number() % PLACES];
-        if !self.enter(place) {
-            self.begin_change_slow(place);
+        let stripe = &self.changes[thread_number() % STRIPES];
+        if !self.enter(stripe) {
+            self.begin_change_slow(stripe);
         }
-        ChangePermit { gate: self, place }
+        ChangePermit { gate: self, stripe }
     }
 
     /// Begins a change, unless the gate is frozen.
     pub(crate) fn try_begin_change(&self) -> Option<ChangePermit<'_>> {
-        let place = &self.changes[thread_number() % PLACES];
-        if self.enter(place) {
-            return Some(ChangePermit { gate: self, place });
+        let stripe = &self.changes[thread_number() % STRIPES];
+        if self.enter(stripe) {
+            return Some(ChangePermit { gate: self, stripe });
         }
         self.notify();
         None
     }
 
     #[cold]
-    fn begin_change_slow(&self, place: &Place) {
+    fn begin_change_slow(&self, stripe: &Stripe) {
         self.notify();
         // With the lock, so no thread waits because of a count that this takes back.
-        self.wait_until(|| self.frozen.load(Ordering::SeqCst) == 0 && self.enter(place));
+        self.wait_until(|| self.frozen.load(Ordering::SeqCst) == 0 && self.enter(stripe));
     }
 
     /// Counts a change, unless the gate is frozen. A thread that has frozen the gate may have seen
     /// the count meanwhile: then it has to be notified.
     #[inline]
-    fn enter(&self, place: &Place) -> bool {
-        place.0.fetch_add(1, Ordering::SeqCst);
+    fn enter(&self, stripe: &Stripe) -> bool {
+        stripe.0.fetch_add(1, Ordering::SeqCst);
         if self.frozen.load(Ordering::SeqCst) == 0 {
             return true;
         }
-        place.0.fetch_sub(1, Ordering::SeqCst);
+        stripe.0.fetch_sub(1, Ordering::SeqCst);
         false
     }
 
     /// Whether no change is under way, and no thread has exclusive use. The caller has frozen the
-    /// gate, so no change begins after this has seen its place.
+    /// gate, so no change begins after this has seen its stripe.
     fn is_quiet(&self) -> bool {
         self.frozen.load(Ordering::SeqCst) < EXCLUSIVE
-            && self.changes.iter().all(|place| place.0.load(Ordering::SeqCst) == 0)
+            && self.changes.iter().all(|stripe| stripe.0.load(Ordering::SeqCst) == 0)
     }
 
     /// Waits until `done`. The thread is overdue after the first wait.
@@ -158,8 +158,8 @@ impl Gate {
     }
 
     #[inline]
-    fn leave(&self, place: &Place) {
-        place.0.fetch_sub(1, Ordering::SeqCst);
+    fn leave(&self, stripe: &Stripe) {
+        stripe.0.fetch_sub(1, Ordering::SeqCst);
         if self.frozen.load(Ordering::SeqCst) != 0 {
             self.notify();
         }
@@ -229,7 +229,7 @@ impl Gate {
 impl Drop for ChangePermit<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.gate.leave(self.place);
+        self.gate.leave(self.stripe);
     }
 }
 

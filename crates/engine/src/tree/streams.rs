@@ -502,8 +502,8 @@ pub(crate) struct Parts<'a> {
     started: u64,
 }
 
-/// The place of a byte: a part, and the offset in it.
-pub(crate) struct Place {
+/// Where a byte is: a part, and the offset in it.
+pub(crate) struct PartOffset {
     pub part: u64,
     pub offset: usize,
 }
@@ -573,14 +573,14 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// The place of the byte `position` of the value.
-    pub(crate) fn place(&self, position: u64) -> Place {
+    /// Where the byte at `position` of the value is.
+    pub(crate) fn part_offset(&self, position: u64) -> PartOffset {
         let (before, each, offset) = match &self.kind {
             Kind::Pieces(index) => (0, piece_data(index.blob.piece_frames) as u64, PIECE_DATA),
             Kind::Whole(_) => (BLOB_DATA as u64, u64::from(PART_FRAMES) * PAGE_SIZE as u64, 0),
         };
         let at = before + position;
-        Place { part: at / each, offset: (at % each) as usize + offset }
+        PartOffset { part: at / each, offset: (at % each) as usize + offset }
     }
 
     fn count(&self) -> u64 {
@@ -687,15 +687,15 @@ struct Buffered<'a> {
 }
 
 impl Buffered<'_> {
-    /// Copies bytes from `place` on: as many as the part has and `target` has room for.
-    fn copy(&mut self, place: Place, target: &mut [u8]) -> Result<usize> {
-        if self.number == Some(place.part) {
-            return Ok(copy(&self.buffer[place.offset..], target));
+    /// Copies bytes from `from` on: as many as the part has and `target` has room for.
+    fn copy(&mut self, from: PartOffset, target: &mut [u8]) -> Result<usize> {
+        if self.number == Some(from.part) {
+            return Ok(copy(&self.buffer[from.offset..], target));
         }
         let (parts, buffer) = (&mut self.parts, &mut self.buffer);
         let mut is_buffered = false;
-        let copied = parts.with_part(place.part, |bytes| {
-            let wanted = &bytes[place.offset..];
+        let copied = parts.with_part(from.part, |bytes| {
+            let wanted = &bytes[from.offset..];
             if target.len() < wanted.len() {
                 buffer.clear();
                 buffer.extend_from_slice(bytes);
@@ -704,7 +704,7 @@ impl Buffered<'_> {
             copy(wanted, target)
         })?;
         if is_buffered {
-            self.number = Some(place.part);
+            self.number = Some(from.part);
         }
         Ok(copied)
     }
@@ -772,7 +772,7 @@ impl<'a> ValueReader<'a> {
         let copied = match &mut self.source {
             Source::Inline(value) => copy(&value[self.position as usize..], target),
             Source::Guarded(blob) => copy(&blob[self.position as usize..], target),
-            Source::Parts(parts) => parts.copy(parts.parts.place(self.position), target)?,
+            Source::Parts(parts) => parts.copy(parts.parts.part_offset(self.position), target)?,
         };
         // If the store was closed meanwhile, another process may have written what the scratch pool
         // has read.
