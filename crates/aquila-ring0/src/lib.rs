@@ -83,7 +83,7 @@ pub use guest::Handler;
 #[doc(hidden)]
 pub use machine::launch;
 #[cfg(target_arch = "x86_64")]
-pub use machine::{Managed, Place, VirtualMachine, doctor};
+pub use machine::{Managed, ReservedProcessor, VirtualMachine, doctor};
 #[cfg(target_arch = "x86_64")]
 pub use mapping::{Cache, Mapping};
 #[cfg(target_arch = "x86_64")]

@@ -78,17 +78,17 @@ impl VirtualMachine {
         Ok(result.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
-    /// Keeps a virtual processor for a thread that is to [stay](Place::stay) in ring 0, which may
-    /// be another one than the caller.
+    /// Keeps a virtual processor for a thread that is to [stay](ReservedProcessor::stay) in ring 0.
+    /// The thread may be another one than the caller.
     ///
     /// # Errors
     /// [`Error::Forked`], and [`Error::Missing`], [`Error::System`] or [`Error::NoMemory`] if there
     /// is none.
-    pub fn reserve(&'static self) -> Result<Place> {
+    pub fn reserve(&'static self) -> Result<ReservedProcessor> {
         if !self.guest.is_own_process() {
             return Err(Error::Forked);
         }
-        Ok(Place { guest: &self.guest, processor: Some(self.guest.take()?) })
+        Ok(ReservedProcessor { guest: &self.guest, processor: Some(self.guest.take()?) })
     }
 
     /// Reserves addresses for pages that a handler fills, in ring 0, when threads first access
@@ -173,12 +173,12 @@ fn enter(guest: &Guest, processor: Option<Box<Processor>>) -> Result<*mut Block>
 
 /// A virtual processor for a thread that is to stay in ring 0: [`VirtualMachine::reserve`].
 #[derive(Debug)]
-pub struct Place {
+pub struct ReservedProcessor {
     guest: &'static Guest,
     processor: Option<Box<Processor>>,
 }
 
-impl Place {
+impl ReservedProcessor {
     /// Moves the calling thread to ring 0, where it stays until it ends. The functions that have
     /// called this one go on there, too, and any unwinding passes through them as it would in
     /// ring 3. A thread that ends leaves its virtual processor to others.
@@ -190,7 +190,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ReservedProcessor {
     fn drop(&mut self) {
         self.processor.take().into_iter().for_each(|processor| self.guest.give(processor));
     }
@@ -259,7 +259,7 @@ pub mod launch {
     use rustix::io::Errno;
     use vellum_interpose::Request;
 
-    use super::{Place, VirtualMachine};
+    use super::{ReservedProcessor, VirtualMachine};
     use crate::current;
     use crate::entry::{LOST, PAGE};
     use crate::error::{Error, Result};
@@ -517,7 +517,7 @@ pub mod launch {
     struct Start {
         routine: Routine,
         argument: Any,
-        place: Place,
+        processor: ReservedProcessor,
     }
 
     /// `pthread_create`: the thread begins in ring 0. If there is no virtual processor for it, that
@@ -532,15 +532,15 @@ pub mod launch {
         argument: Any,
     ) -> c_int {
         let next = next_create_thread();
-        let place = match MACHINE.get().map(VirtualMachine::reserve) {
-            Some(Ok(place)) => place,
+        let processor = match MACHINE.get().map(VirtualMachine::reserve) {
+            Some(Ok(processor)) => processor,
             Some(Err(Error::Forked)) | None => {
                 // SAFETY: the caller's.
                 return unsafe { next(thread, attributes, routine, argument) };
             }
             Some(Err(_)) => return libc::EAGAIN,
         };
-        let start = Box::into_raw(Box::new(Start { routine, argument, place }));
+        let start = Box::into_raw(Box::new(Start { routine, argument, processor }));
         // SAFETY: the caller's; the thread takes what it gets.
         let result = unsafe { next(thread, attributes, begin, start.cast()) };
         if result != 0 {
@@ -553,8 +553,9 @@ pub mod launch {
     /// What a thread does first. Nothing here is to be cleaned up when it ends by `pthread_exit`.
     unsafe extern "C-unwind" fn begin(start: *mut c_void) -> *mut c_void {
         // SAFETY: the thread was made with it.
-        let Start { routine, argument, place } = *unsafe { Box::from_raw(start.cast::<Start>()) };
-        if let Err(error) = place.stay() {
+        let Start { routine, argument, processor } =
+            *unsafe { Box::from_raw(start.cast::<Start>()) };
+        if let Err(error) = processor.stay() {
             end(&error);
         }
         give_back_at_the_end();
