@@ -35,10 +35,10 @@ use vellum_aquila_core::{Environment, MOST_PAGES, Page, Pattern};
 
 use crate::anonymous::{Anonymous, Leaving, drop_translations};
 use crate::descriptor::Descriptor;
-use crate::desk::{Desk, Failure, WRITERS};
 use crate::generation::{self, Generation};
 use crate::mapped_places::{self, Mapped, MappedPlace, of_file, runs};
 use crate::probe::{Frames, Userfaultfd};
+use crate::write_requests::{PageError, WRITERS, WriteRequests};
 use crate::{PAGE_SIZE, sys};
 
 /// Files that a cache can have at one time.
@@ -377,7 +377,7 @@ pub(crate) struct Host {
     buffers: Buffers,
     buffers_for_writing: Buffers,
     /// Where to ask for pages to be written, if threads of the cache do that.
-    pub(crate) desk: Option<Arc<Desk>>,
+    pub(crate) requests: Option<Arc<WriteRequests>>,
 }
 
 type Buffers = Box<[Mutex<Box<[u8]>>]>;
@@ -389,7 +389,7 @@ impl Host {
         choice: Frames,
         processors: usize,
         frames: u32,
-        desk: Option<Arc<Desk>>,
+        requests: Option<Arc<WriteRequests>>,
     ) -> Self {
         // A buffer that no thread has used takes no memory.
         let buffer = || Mutex::new(vec![0; BUFFER + PAGE_SIZE].into_boxed_slice());
@@ -406,7 +406,7 @@ impl Host {
             buffers: (0..2 * processors).map(|_| buffer()).collect(),
             // A thread may keep one for as long as a file is locked.
             buffers_for_writing: (0..2 * processors + WRITERS).map(|_| buffer()).collect(),
-            desk,
+            requests,
         }
     }
 
@@ -716,13 +716,13 @@ pub(crate) fn write_fully(file: BorrowedFd<'_>, bytes: &[u8], at: u64) -> Result
 
 impl Environment for Host {
     type Mapping = MappedPlace;
-    type Error = Failure;
+    type Error = PageError;
 
     fn processor(&self) -> usize {
         sched_getcpu()
     }
 
-    fn read(&self, run: &[Page], place: Option<&MappedPlace>) -> Result<bool, Failure> {
+    fn read(&self, run: &[Page], place: Option<&MappedPlace>) -> Result<bool, PageError> {
         let file = self.file(&run[0]);
         let home = file.home();
         if let Home::None = home {
@@ -734,7 +734,7 @@ impl Environment for Host {
             let bytes = &mut buffer[..run.len() * PAGE_SIZE];
             let length = file.read_pages(bytes, offset(&run[0]))?;
             if length <= bytes.len() - PAGE_SIZE {
-                return Err(Failure::BeyondEnd);
+                return Err(PageError::BeyondEnd);
             }
             bytes[length..].fill(0);
             for (step, page) in run.iter().enumerate() {
@@ -750,7 +750,7 @@ impl Environment for Host {
         })
     }
 
-    fn write(&self, run: &[Page]) -> Result<(), Failure> {
+    fn write(&self, run: &[Page]) -> Result<(), PageError> {
         let file = self.file(&run[0]);
         let writer = file.writer()?;
         // Writing back never makes a file longer: what a truncation cut off stays cut off.
@@ -776,7 +776,7 @@ impl Environment for Host {
         Ok(())
     }
 
-    fn map(&self, run: &[Page], place: &MappedPlace, writable: bool) -> Result<(), Failure> {
+    fn map(&self, run: &[Page], place: &MappedPlace, writable: bool) -> Result<(), PageError> {
         if let Home::Anonymous(home) = self.file(&run[0]).home() {
             return Ok(self.anonymous().map(run, home, writable)?);
         }
@@ -857,11 +857,11 @@ impl Environment for Host {
     }
 
     fn writes_apart(&self) -> bool {
-        self.desk.is_some()
+        self.requests.is_some()
     }
 
-    fn ask_to_write(&self, asked: &mut u64) -> Result<(), Failure> {
-        self.desk.as_ref().map_or(Ok(()), |desk| desk.ask(asked))
+    fn ask_to_write(&self, asked: &mut u64) -> Result<(), PageError> {
+        self.requests.as_ref().map_or(Ok(()), |requests| requests.ask(asked))
     }
 
     fn wait(&self, attempt: u32) {

@@ -62,7 +62,6 @@
 mod anonymous;
 mod cache;
 mod descriptor;
-mod desk;
 mod doctor;
 mod error;
 mod fault;
@@ -78,6 +77,7 @@ mod room;
 mod shared;
 mod signal;
 mod sys;
+mod write_requests;
 mod writers;
 
 pub use cache::{Backend, BackendChoice, Cache, Options};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vellum_aquila_core::Taken;
 
-use crate::desk::lock;
+use crate::write_requests::lock;
 
 /// Frames are counted at most so often by those who wait for room.
 const PAUSE: Duration = Duration::from_millis(1);

@@ -24,7 +24,6 @@ use vellum_aquila_core::{
 };
 
 use crate::anonymous::drop_translations;
-use crate::desk::{Desk, Failure};
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
 use crate::host::{Copies, Home, Host, HostFile, MOST_FILES, Turn, pages_of};
@@ -33,6 +32,7 @@ use crate::mapped_places::{self, MappedPlace};
 use crate::probe::{Frames, USERFAULTFD, Userfaultfd};
 use crate::room::{Promise, Room};
 use crate::sys::BlockedSignals;
+use crate::write_requests::{PageError, WriteRequests};
 use crate::{PAGE_SIZE, sys};
 
 /// Which pages leave the cache first.
@@ -220,8 +220,8 @@ impl Shared {
             counters: LiveCounters::new(processors, size)
                 .map_err(|errno| Error::of("making a cache", errno))?,
         };
-        let desk = threads.is_some().then(Arc::<Desk>::default);
-        let host = Host::new(number, uffd, frames, processors, capacity, desk);
+        let requests = threads.is_some().then(Arc::<WriteRequests>::default);
+        let host = Host::new(number, uffd, frames, processors, capacity, requests);
         let cell = Cell::new(memory, |memory| {
             let policy = match policy {
                 PolicyChoice::S3Fifo => AnyPolicy::S3Fifo(S3Fifo::new(&memory.policy, capacity)),
@@ -277,7 +277,7 @@ impl Shared {
         place: &MappedPlace,
         page: u64,
         is_store: bool,
-    ) -> Result<(), CoreError<Failure>> {
+    ) -> Result<(), CoreError<PageError>> {
         let file = self.file(place.mapped().file);
         let _stays = file.stay();
         let fault = self.plan(place, page, is_store)?;
@@ -292,9 +292,10 @@ impl Shared {
         place: &'p MappedPlace,
         page: u64,
         is_store: bool,
-    ) -> Result<Fault<'p, MappedPlace>, CoreError<Failure>> {
+    ) -> Result<Fault<'p, MappedPlace>, CoreError<PageError>> {
         let mapped = place.mapped();
-        let key = Key::new(mapped.file, page).ok_or(CoreError::Environment(Failure::BeyondEnd))?;
+        let key =
+            Key::new(mapped.file, page).ok_or(CoreError::Environment(PageError::BeyondEnd))?;
         let file = self.file(mapped.file);
         let plan = file.pattern.plan(page, advice_of(place.advice()));
         let end = file.pages().min(mapped.first + mapped.pages);
@@ -315,7 +316,7 @@ impl Shared {
         page: u64,
         is_store: bool,
         asked: &mut u64,
-    ) -> Result<bool, CoreError<Failure>> {
+    ) -> Result<bool, CoreError<PageError>> {
         let fault = self.plan(place, page, is_store)?;
         let room = match fault.access {
             Access::Read => None,
@@ -372,7 +373,7 @@ impl Shared {
             Ok(false) => return Outcome::Later,
             Err(failed) => failed,
         };
-        let beyond_end = matches!(failed, CoreError::Environment(Failure::BeyondEnd));
+        let beyond_end = matches!(failed, CoreError::Environment(PageError::BeyondEnd));
         match self.poison(place, page, beyond_end) {
             Some(true) => Outcome::Poisoned,
             _ => Outcome::NotNow,
@@ -477,19 +478,19 @@ impl Shared {
         &self,
         number: u32,
         next: &mut Option<Frame>,
-    ) -> (u64, Option<Failure>) {
+    ) -> (u64, Option<PageError>) {
         self.core().write_some(number, next)
     }
 
     /// Has threads that write started, if the cache is to have some and has none.
     pub(crate) fn need_writers(
         &self,
-        start: impl FnOnce(&Arc<Desk>) -> Result<Box<dyn Threads>, Errno>,
+        start: impl FnOnce(&Arc<WriteRequests>) -> Result<Box<dyn Threads>, Errno>,
     ) -> Result<(), Errno> {
-        let Some(desk) = &self.host().desk else { return Ok(()) };
+        let Some(requests) = &self.host().requests else { return Ok(()) };
         let mut writers = self.writers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if writers.is_none() {
-            *writers = Some(start(desk)?);
+            *writers = Some(start(requests)?);
         }
         Ok(())
     }
@@ -967,7 +968,7 @@ impl Shared {
     }
 
     /// Waits until a cache of so many frames has enough clean pages.
-    fn make_room_for(&self, pages: u32) -> Result<(), CoreError<Failure>> {
+    fn make_room_for(&self, pages: u32) -> Result<(), CoreError<PageError>> {
         self.room.set_size(pages);
         let mut asked = 0;
         for attempt in 0.. {
@@ -1047,10 +1048,10 @@ fn every_page(number: u32) -> RangeInclusive<Key> {
     keys(number, 0..=Key::PAGES - 1)
 }
 
-fn error(doing: &'static str, error: CoreError<Failure>) -> Error {
+fn error(doing: &'static str, error: CoreError<PageError>) -> Error {
     match error {
-        CoreError::Environment(Failure::System(errno)) => Error::of(doing, errno),
-        CoreError::Environment(Failure::BeyondEnd) => Error::BeyondEnd { doing },
+        CoreError::Environment(PageError::System(errno)) => Error::of(doing, errno),
+        CoreError::Environment(PageError::BeyondEnd) => Error::BeyondEnd { doing },
         CoreError::TooManyPins => Error::TooManyPins { doing },
         _ => Error::Full { doing },
     }

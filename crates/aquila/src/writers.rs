@@ -16,33 +16,33 @@ use std::thread::{self, JoinHandle};
 
 use rustix::io::Errno;
 
-use crate::desk::{Desk, Round, WRITERS};
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
 use crate::shared::{Shared, Threads};
 use crate::sys;
+use crate::write_requests::{Round, WRITERS, WriteRequests};
 
 /// The threads. They end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Writers {
     threads: Vec<JoinHandle<()>>,
-    desk: Arc<Desk>,
+    requests: Arc<WriteRequests>,
     /// The process that has the threads: a forked child does not.
     generation: Generation,
 }
 
 impl Writers {
-    fn try_start(shared: &Arc<Shared>, desk: &Arc<Desk>) -> Result<Self, Errno> {
+    fn try_start(shared: &Arc<Shared>, requests: &Arc<WriteRequests>) -> Result<Self, Errno> {
         let generation = generation::begin()?;
         // An earlier start may have failed, and ended the threads that it had started.
-        desk.begin();
-        let mut writers = Self { threads: Vec::new(), desk: Arc::clone(desk), generation };
+        requests.begin();
+        let mut writers = Self { threads: Vec::new(), requests: Arc::clone(requests), generation };
         // The program's handlers do not run on these threads.
         let _blocked = sys::BlockedSignals::for_changes();
         for _ in 0..WRITERS {
-            let (shared, desk) = (Arc::downgrade(shared), Arc::clone(desk));
+            let (shared, requests) = (Arc::downgrade(shared), Arc::clone(requests));
             let thread = thread::Builder::new().name("vellum-writes".to_owned());
-            let thread = thread.spawn(move || run(&shared, &desk));
+            let thread = thread.spawn(move || run(&shared, &requests));
             let failed = |error: std::io::Error| Errno::from_io_error(&error);
             writers.threads.push(thread.map_err(|error| failed(error).unwrap_or(Errno::NOMEM))?);
         }
@@ -57,7 +57,7 @@ impl Drop for Writers {
             // A child has none of the threads, and would wait for ever.
             return std::mem::forget(threads);
         }
-        self.desk.end();
+        self.requests.end();
         let own = thread::current().id();
         // A thread that had the cache for a moment may be the one that drops it.
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != own) {
@@ -73,15 +73,15 @@ impl Threads for Writers {}
 /// # Errors
 /// What the system said.
 pub(crate) fn start(shared: &Arc<Shared>) -> Result<()> {
-    let started = shared.need_writers(|desk| {
-        Writers::try_start(shared, desk).map(|writers| Box::new(writers) as Box<dyn Threads>)
+    let started = shared.need_writers(|requests| {
+        Writers::try_start(shared, requests).map(|writers| Box::new(writers) as Box<dyn Threads>)
     });
     started.map_err(|errno| Error::of("starting threads of a cache", errno))
 }
 
 /// One of the threads.
-fn run(shared: &Weak<Shared>, desk: &Desk) {
-    while let Some(round) = desk.next() {
+fn run(shared: &Weak<Shared>, requests: &WriteRequests) {
+    while let Some(round) = requests.next() {
         let Some(shared) = shared.upgrade() else { return };
         let mut done = Round::default();
         let mut from = 0;
@@ -92,7 +92,7 @@ fn run(shared: &Weak<Shared>, desk: &Desk) {
                 break;
             }
         }
-        desk.end_round(round, &done);
+        requests.end_round(round, &done);
     }
 }
 

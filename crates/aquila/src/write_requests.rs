@@ -6,14 +6,14 @@ use rustix::io::Errno;
 
 /// Why a page cannot be had or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
+pub(crate) enum PageError {
     /// The file ends before the page.
     BeyondEnd,
     /// The system says so.
     System(Errno),
 }
 
-impl From<Errno> for Failure {
+impl From<Errno> for PageError {
     fn from(errno: Errno) -> Self {
         Self::System(errno)
     }
@@ -33,7 +33,7 @@ struct Requests {
     /// Rounds that have begun.
     begun: u64,
     /// The last round in which everything was tried and nothing could be written, and why.
-    failed: Option<(u64, Failure)>,
+    failed: Option<(u64, PageError)>,
 }
 
 /// Threads of a cache that write: so many files less one may be locked without a delay for others.
@@ -41,12 +41,12 @@ pub(crate) const WRITERS: usize = 4;
 
 /// How threads ask for pages to be written.
 #[derive(Debug, Default)]
-pub(crate) struct Desk {
+pub(crate) struct WriteRequests {
     requests: Mutex<Requests>,
     is_wanted: Condvar,
 }
 
-impl Desk {
+impl WriteRequests {
     /// Threads are about to begin. Earlier ones, if there were any, have ended.
     pub(crate) fn begin(&self) {
         lock(&self.requests).is_over = false;
@@ -56,7 +56,7 @@ impl Desk {
     ///
     /// # Errors
     /// That round, or a later one, could write nothing.
-    pub(crate) fn ask(&self, asked: &mut u64) -> Result<(), Failure> {
+    pub(crate) fn ask(&self, asked: &mut u64) -> Result<(), PageError> {
         let mut requests = lock(&self.requests);
         if *asked == 0 {
             *asked = requests.begun + 1;
@@ -103,7 +103,7 @@ impl Desk {
 pub(crate) struct Round {
     pub(crate) written: u64,
     /// The first error.
-    pub(crate) failure: Option<Failure>,
+    pub(crate) failure: Option<PageError>,
     /// Whether another thread was writing to a file.
     pub(crate) has_left_out: bool,
 }
@@ -115,11 +115,11 @@ mod tests {
     /// As after a start in which the system had no more threads.
     #[test]
     fn threads_that_begin_after_others_have_ended_get_rounds() {
-        let desk = Desk::default();
-        desk.end();
-        assert_eq!(desk.next(), None);
-        desk.begin();
-        assert_eq!(desk.ask(&mut 0), Ok(()));
-        assert_eq!(desk.next(), Some(1));
+        let requests = WriteRequests::default();
+        requests.end();
+        assert_eq!(requests.next(), None);
+        requests.begin();
+        assert_eq!(requests.ask(&mut 0), Ok(()));
+        assert_eq!(requests.next(), Some(1));
     }
 }
