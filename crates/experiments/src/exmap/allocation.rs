@@ -151,7 +151,7 @@ fn scenarios(
 ) -> Result<()> {
     let plan =
         |strategy| Plan::new(threads, Pattern::Random, strategy, size.frames).lasting(size.time);
-    let mut plans = vec![("1 IF", plan(Strategy::Local)), ("2 IF", plan(Strategy::TwoLanes))];
+    let mut plans = vec![("1 IF", plan(Strategy::Local)), ("2 IF", plan(Strategy::TwoInterfaces))];
     if threads > 1 {
         let half = threads / 2;
         let remote = plan(Strategy::Remote);
@@ -206,17 +206,17 @@ fn of_vectors(memory: &OfExmap, pages: u64) -> Result<Vec<Row>> {
 
 /// Those of so many ALLOC vectors, and of as many FREE vectors.
 fn count_shootdowns(exmap: &Exmap, pages: u64, vectors: u64) -> Result<(u64, u64)> {
-    let lane = exmap.lane(0)?.private()?;
+    let interface = exmap.interface(0)?.private()?;
     let states = Claimed::new(pages);
     let mut chooser = Chooser::new(Pattern::Random, 0, 1, pages);
     let (mut batch, mut counted) = (Vec::new(), (0, 0));
     for _ in 0..vectors {
         chooser.choose(&states, BATCH, &mut batch);
         let before = shootdowns()?;
-        lane.run_all(ALLOC, &batch)?;
+        interface.run_all(ALLOC, &batch)?;
         batch.iter().for_each(|page| exmap.touch(*page));
         let between = shootdowns()?;
-        lane.run_all(FREE, &batch)?;
+        interface.run_all(FREE, &batch)?;
         counted.0 += between - before;
         counted.1 += shootdowns()? - between;
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::Result;
 use vellum_uapi::exmap::{ALLOC, Entry, FREE};
 
-use super::device::Lane;
+use super::device::Interface;
 use super::pattern::{BATCH, Chooser, Claimed, Pattern};
 use super::{Size, device, without_module};
 use crate::{Context, Experiment};
@@ -33,19 +33,19 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let size = Size::of(context);
     context.progress.doing("making surfaces");
     let memory = size.memory(0)?;
-    let lane = memory.exmap().lane(0)?.private()?;
+    let interface = memory.exmap().interface(0)?.private()?;
     let clock = clock_cost();
     let rounds = context.pick(8, 40);
     let mut outcome = Outcome::default();
     for pattern in Pattern::ALL {
         for entries in SIZES {
-            let [alloc, free] = of_pages(&lane, pattern, entries, rounds, clock)?;
+            let [alloc, free] = of_pages(&interface, pattern, entries, rounds, clock)?;
             let label = format!("batches of {entries}, {}", pattern.name());
             outcome.rows.push(Row::count(format!("ALLOC, {label}"), alloc, "ns/page"));
             outcome.rows.push(Row::count(format!("FREE, {label}"), free, "ns/page"));
         }
     }
-    let [alloc, free] = of_range(&lane, rounds, clock)?;
+    let [alloc, free] = of_range(&interface, rounds, clock)?;
     let label = format!("one entry of {BATCH} pages");
     outcome.rows.push(Row::count(format!("ALLOC, {label}"), alloc, "ns/page"));
     outcome.rows.push(Row::count(format!("FREE, {label}"), free, "ns/page"));
@@ -88,13 +88,13 @@ impl Smallest {
 
 /// ALLOC and FREE of single pages, so many in a vector.
 fn of_pages(
-    lane: &Lane<'_>,
+    interface: &Interface<'_>,
     pattern: Pattern,
     entries: usize,
     rounds: usize,
     clock: u64,
 ) -> Result<[f64; 2]> {
-    let pages = lane.exmap().pages();
+    let pages = interface.exmap().pages();
     let states = Claimed::new(pages);
     let mut chooser = Chooser::new(pattern, 0, 1, pages);
     let mut batch = Vec::with_capacity(BATCH);
@@ -104,9 +104,9 @@ fn of_pages(
         for (command, smallest) in [ALLOC, FREE].into_iter().zip(&mut smallest) {
             for part in batch.chunks_exact(entries) {
                 for (index, page) in part.iter().enumerate() {
-                    lane.set(index, Entry::new(*page, 1));
+                    interface.set(index, Entry::new(*page, 1));
                 }
-                smallest.see(timed(lane, command, part.len(), part.len())?);
+                smallest.see(timed(interface, command, part.len(), part.len())?);
             }
         }
     }
@@ -114,23 +114,23 @@ fn of_pages(
 }
 
 /// ALLOC and FREE of a batch as one range.
-fn of_range(lane: &Lane<'_>, rounds: usize, clock: u64) -> Result<[f64; 2]> {
+fn of_range(interface: &Interface<'_>, rounds: usize, clock: u64) -> Result<[f64; 2]> {
     let mut smallest = [Smallest::new(clock); 2];
     for _ in 0..rounds {
         for (command, smallest) in [ALLOC, FREE].into_iter().zip(&mut smallest) {
-            lane.set(0, Entry::new(1024, BATCH as u64));
-            smallest.see(timed(lane, command, 1, BATCH)?);
+            interface.set(0, Entry::new(1024, BATCH as u64));
+            smallest.see(timed(interface, command, 1, BATCH)?);
         }
     }
     Ok(smallest.map(|smallest| smallest.per_page(BATCH)))
 }
 
 /// Has the entries carried out, for so many pages together; nanoseconds.
-fn timed(lane: &Lane<'_>, command: u32, entries: usize, pages: usize) -> Result<u64> {
+fn timed(interface: &Interface<'_>, command: u32, entries: usize, pages: usize) -> Result<u64> {
     let start = Instant::now();
-    lane.run(command, entries)?;
+    interface.run(command, entries)?;
     let time = start.elapsed().as_nanos() as u64;
-    let done: usize = (0..entries).map(|index| usize::from(lane.get(index).pages())).sum();
+    let done: usize = (0..entries).map(|index| usize::from(interface.get(index).pages())).sum();
     anyhow::ensure!(done == pages, "command {command:#x}: {done} of {pages} pages");
     Ok(time)
 }

@@ -106,12 +106,12 @@ impl Exmap {
     ///
     /// # Errors
     /// If there is no such interface.
-    pub fn lane(&self, interface: usize) -> Result<Lane<'_>> {
+    pub fn interface(&self, interface: usize) -> Result<Interface<'_>> {
         let offset = uapi::offset_interface(interface as u64);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let vector = Mapping::new(self.file.as_fd(), offset, PAGE, protection)
             .with_context(|| format!("mapping the vector of interface {interface}"))?;
-        Ok(Lane { exmap: self, private: None, vector, interface })
+        Ok(Interface { exmap: self, private: None, vector, number: interface })
     }
 
     /// The last level of the surface's page tables.
@@ -128,19 +128,19 @@ impl Exmap {
 
 /// An interface of an exmap, for one thread.
 #[derive(Debug)]
-pub struct Lane<'a> {
+pub struct Interface<'a> {
     exmap: &'a Exmap,
     private: Option<OwnedFd>,
     vector: Mapping,
-    interface: usize,
+    number: usize,
 }
 
-impl<'a> Lane<'a> {
+impl<'a> Interface<'a> {
     /// The same by a descriptor of its own.
     ///
     /// # Errors
     /// If the process has no room for another descriptor.
-    pub fn private(mut self) -> Result<Lane<'a>> {
+    pub fn private(mut self) -> Result<Interface<'a>> {
         let number = pass(self.exmap.file.as_fd(), uapi::CLONE, 0)?;
         // SAFETY: the descriptor is new and has no other owner.
         self.private = Some(unsafe { OwnedFd::from_raw_fd(number as RawFd) });
@@ -153,8 +153,8 @@ impl<'a> Lane<'a> {
     }
 
     /// Its number.
-    pub fn interface(&self) -> usize {
-        self.interface
+    pub fn number(&self) -> usize {
+        self.number
     }
 
     /// The descriptor that it uses.
@@ -186,14 +186,14 @@ impl<'a> Lane<'a> {
     /// If it was not carried out at all.
     #[inline]
     pub fn run(&self, command: u32, entries: usize) -> Result<usize> {
-        let vector = uapi::vector(self.interface as u64, entries as u64);
+        let vector = uapi::vector(self.number as u64, entries as u64);
         Ok(pass(self.descriptor(), command, vector)? as usize)
     }
 
     /// The same for single pages.
     ///
     /// # Errors
-    /// As [`run`](Lane::run).
+    /// As [`run`](Interface::run).
     #[inline]
     pub fn run_pages(&self, command: u32, pages: &[u64]) -> Result<usize> {
         for (index, page) in pages.iter().enumerate() {
@@ -231,7 +231,7 @@ impl<'a> Lane<'a> {
     /// If one is not.
     #[inline]
     pub fn preadv(&self, operation: u16, parts: &[libc::iovec]) -> Result<()> {
-        let offset = self.interface as i64 | i64::from(operation) << 8;
+        let offset = self.number as i64 | i64::from(operation) << 8;
         let (fd, count) = (self.descriptor().as_raw_fd(), parts.len() as i32);
         // SAFETY: the parts are pages of the surface, into which no reference exists.
         let bytes = unsafe { libc::preadv(fd, parts.as_ptr(), count, offset) };

@@ -15,7 +15,7 @@ use vellum_vm::BackendKind;
 
 use super::affinity::stay_on;
 use super::contest::rounds;
-use super::device::{Exmap, Lane};
+use super::device::{Exmap, Interface};
 use super::memory::{OfKernel, PageMemory, Populator};
 use super::pattern::{BATCH, Chooser, Claimed, Pattern};
 use super::ring::CommandRing;
@@ -204,8 +204,8 @@ fn turn(
 /// A thread's way to ask for pages.
 enum Caller<'a> {
     Fault(Box<dyn Populator + 'a>, Vec<u64>),
-    Iovec(Lane<'a>, Vec<libc::iovec>),
-    Vector(Lane<'a>),
+    Iovec(Interface<'a>, Vec<libc::iovec>),
+    Vector(Interface<'a>),
     Uring(Box<CommandRing<'a>>),
 }
 
@@ -214,14 +214,14 @@ impl<'a> Caller<'a> {
         if way == Way::Fault {
             return Ok(Caller::Fault(memories.kernel.populator(thread)?, Vec::new()));
         }
-        let lane = memories.exmap.lane(thread)?;
+        let interface = memories.exmap.interface(thread)?;
         let is_private =
             matches!(way, Way::Iovec { private: true } | Way::Vector { private: true });
-        let lane = if is_private { lane.private()? } else { lane };
+        let interface = if is_private { interface.private()? } else { interface };
         Ok(match way {
-            Way::Uring => Caller::Uring(Box::new(CommandRing::new(lane)?)),
-            Way::Iovec { .. } => Caller::Iovec(lane, Vec::with_capacity(BATCH)),
-            _ => Caller::Vector(lane),
+            Way::Uring => Caller::Uring(Box::new(CommandRing::new(interface)?)),
+            Way::Iovec { .. } => Caller::Iovec(interface, Vec::with_capacity(BATCH)),
+            _ => Caller::Vector(interface),
         })
     }
 
@@ -233,12 +233,12 @@ impl<'a> Caller<'a> {
                 batch.extend_from_slice(pages);
                 hand.bring(batch, &mut Vec::new())
             }
-            Caller::Iovec(lane, parts) => {
+            Caller::Iovec(interface, parts) => {
                 parts.clear();
-                parts.extend(pages.iter().map(|page| lane.part(*page)));
-                lane.alloc_by_iovec(parts)
+                parts.extend(pages.iter().map(|page| interface.part(*page)));
+                interface.alloc_by_iovec(parts)
             }
-            Caller::Vector(lane) => lane.run_all(ALLOC, pages),
+            Caller::Vector(interface) => interface.run_all(ALLOC, pages),
             Caller::Uring(ring) => ring.alloc(pages),
         }
     }
@@ -246,8 +246,10 @@ impl<'a> Caller<'a> {
     fn take(&mut self, pages: &[u64]) -> Result<()> {
         match self {
             Caller::Fault(hand, _) => hand.take(pages),
-            Caller::Iovec(lane, _) | Caller::Vector(lane) => lane.run_all(FREE, pages),
-            Caller::Uring(ring) => ring.lane().run_all(FREE, pages),
+            Caller::Iovec(interface, _) | Caller::Vector(interface) => {
+                interface.run_all(FREE, pages)
+            }
+            Caller::Uring(ring) => ring.interface().run_all(FREE, pages),
         }
     }
 

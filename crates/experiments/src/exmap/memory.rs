@@ -5,17 +5,17 @@ use anyhow::{Result, ensure};
 use vellum_uapi::exmap::{ALLOC, FREE};
 use vellum_vm::{BackendChoice, BackendKind, Entry, PageRange, Surface};
 
-use super::device::{Exmap, Lane};
+use super::device::{Exmap, Interface};
 use super::pattern::BATCH;
 use vellum_bench::workload::values::Random;
 
 /// A range of pages that threads can populate and free.
 pub trait PageMemory: Sync {
-    /// The lane of a thread. No two threads have the same lane at a time.
+    /// The interface of a thread. No two threads have the same interface at a time.
     ///
     /// # Errors
-    /// If there is no such lane.
-    fn populator(&self, lane: usize) -> Result<Box<dyn Populator + '_>>;
+    /// If there is no such interface.
+    fn populator(&self, interface: usize) -> Result<Box<dyn Populator + '_>>;
 
     /// Accesses a cache line of a populated page.
     fn touch(&self, page: u64);
@@ -89,9 +89,9 @@ impl OfExmap {
 }
 
 impl PageMemory for OfExmap {
-    fn populator(&self, lane: usize) -> Result<Box<dyn Populator + '_>> {
-        let lane = self.exmap.lane(lane)?.private()?;
-        Ok(Box::new(HandOfExmap { lane, batch: self.batch, kept: Vec::with_capacity(BATCH) }))
+    fn populator(&self, interface: usize) -> Result<Box<dyn Populator + '_>> {
+        let interface = self.exmap.interface(interface)?.private()?;
+        Ok(Box::new(HandOfExmap { interface, batch: self.batch, kept: Vec::with_capacity(BATCH) }))
     }
 
     fn touch(&self, page: u64) {
@@ -100,7 +100,7 @@ impl PageMemory for OfExmap {
 }
 
 struct HandOfExmap<'a> {
-    lane: Lane<'a>,
+    interface: Interface<'a>,
     batch: usize,
     kept: Vec<u64>,
 }
@@ -112,9 +112,9 @@ impl Populator for HandOfExmap<'_> {
     fn bring(&mut self, pages: &mut Vec<u64>, refused: &mut Vec<u64>) -> Result<()> {
         self.kept.clear();
         for part in pages.chunks(self.batch) {
-            self.lane.run_pages(ALLOC, part)?;
+            self.interface.run_pages(ALLOC, part)?;
             for (index, page) in part.iter().enumerate() {
-                let entry = self.lane.get(index);
+                let entry = self.interface.get(index);
                 let error = entry.result();
                 ensure!(error == 0 || error == NO_MEMORY, "page {page} did not come: {error}");
                 let list = if entry.pages() == 1 { &mut self.kept } else { &mut *refused };
@@ -126,7 +126,7 @@ impl Populator for HandOfExmap<'_> {
     }
 
     fn take(&mut self, pages: &[u64]) -> Result<()> {
-        pages.chunks(self.batch).try_for_each(|part| self.lane.run_all(FREE, part))
+        pages.chunks(self.batch).try_for_each(|part| self.interface.run_all(FREE, part))
     }
 }
 
@@ -206,20 +206,20 @@ pub fn make_tables(memory: &dyn PageMemory, pages: u64) -> Result<()> {
 }
 
 /// Brings the pool into the order that it has after long use: allocates and frees all of its frames
-/// at random, through all lanes.
+/// at random, through all interfaces.
 ///
 /// # Errors
 /// If the kernel refuses.
-pub fn shuffle(memory: &dyn PageMemory, frames: u64, pages: u64, lanes: usize) -> Result<()> {
-    let mut hands = (0..lanes)
-        .map(|lane| memory.populator(lane))
+pub fn shuffle(memory: &dyn PageMemory, frames: u64, pages: u64, interfaces: usize) -> Result<()> {
+    let mut hands = (0..interfaces)
+        .map(|interface| memory.populator(interface))
         .collect::<Result<Vec<Box<dyn Populator + '_>>>>()?;
     let step = (pages / frames).max(1);
     let wanted: Vec<u64> = (0..frames.min(pages)).map(|frame| frame * step).collect();
     let (mut there, mut refused) = (Vec::with_capacity(wanted.len()), Vec::new());
     for (turn, part) in wanted.chunks(BATCH).enumerate() {
         let mut batch = part.to_vec();
-        hands[turn % lanes].bring(&mut batch, &mut refused)?;
+        hands[turn % interfaces].bring(&mut batch, &mut refused)?;
         there.extend(batch);
         refused.clear();
     }
@@ -228,7 +228,7 @@ pub fn shuffle(memory: &dyn PageMemory, frames: u64, pages: u64, lanes: usize) -
         there.swap(last, random.below(last as u64 + 1) as usize);
     }
     for (turn, part) in there.chunks(BATCH).enumerate() {
-        hands[turn % lanes].take(part)?;
+        hands[turn % interfaces].take(part)?;
     }
     Ok(())
 }

@@ -78,7 +78,7 @@ impl Size {
 
     /// An exmap with these flags.
     fn exmap(&self, flags: u64) -> Result<Exmap> {
-        let interfaces = threads::Plan::lanes(self.threads);
+        let interfaces = threads::Plan::interfaces(self.threads);
         let (pages, frames) = (self.pages, self.frames);
         Exmap::new(Plan { pages, frames, interfaces, flags, backing: None })
     }
@@ -87,7 +87,7 @@ impl Size {
     fn memory(&self, flags: u64) -> Result<OfExmap> {
         let memory = OfExmap::new(self.exmap(flags)?);
         make_tables(&memory, self.pages)?;
-        shuffle(&memory, self.frames, self.pages, threads::Plan::lanes(self.threads))?;
+        shuffle(&memory, self.frames, self.pages, threads::Plan::interfaces(self.threads))?;
         Ok(memory)
     }
 

@@ -180,8 +180,8 @@ fn read(
 fn reader(memories: &Grounds, onto: Onto, thread: usize, threads: usize) -> Result<Reader<'_>> {
     let target = match onto {
         Onto::Madvise => Target::Kernel(&memories.madvise, memories.madvise.populator(thread)?),
-        Onto::Exmap => Target::Exmap(memories.exmap.lane(thread)?.private()?),
-        Onto::Pinnable => Target::Exmap(memories.pinnable.lane(thread)?.private()?),
+        Onto::Exmap => Target::Exmap(memories.exmap.interface(thread)?.private()?),
+        Onto::Pinnable => Target::Exmap(memories.pinnable.interface(thread)?.private()?),
         Onto::Buffers => Target::buffers(),
     };
     let chooser = Chooser::new(Pattern::Random, thread, threads, memories.pages);

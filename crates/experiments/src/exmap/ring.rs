@@ -9,14 +9,14 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use vellum_uapi::exmap::Entry;
 use vellum_uapi::exmap_published::OP_ALLOC;
 
-use super::device::{ENTRIES, Lane, PAGE};
+use super::device::{ENTRIES, Interface, PAGE};
 
 /// Commands with a registered buffer for entries and results, by a registered descriptor.
 pub struct CommandRing<'a> {
     /// Goes before what the kernel knows of.
     ring: IoUring,
     buffer: Vec<AtomicU64>,
-    lane: Lane<'a>,
+    interface: Interface<'a>,
 }
 
 impl<'a> CommandRing<'a> {
@@ -24,7 +24,7 @@ impl<'a> CommandRing<'a> {
     ///
     /// # Errors
     /// If there is no `io_uring`, or it takes no buffers.
-    pub fn new(lane: Lane<'a>) -> Result<CommandRing<'a>> {
+    pub fn new(interface: Interface<'a>) -> Result<CommandRing<'a>> {
         let ring = IoUring::new(4).context("no io_uring")?;
         let buffer: Vec<AtomicU64> = (0..ENTRIES).map(|_| AtomicU64::new(0)).collect();
         let part = libc::iovec {
@@ -32,16 +32,16 @@ impl<'a> CommandRing<'a> {
             iov_len: ENTRIES * size_of::<u64>(),
         };
         let submitter = ring.submitter();
-        submitter.register_files(&[lane.descriptor().as_raw_fd()])?;
+        submitter.register_files(&[interface.descriptor().as_raw_fd()])?;
         // SAFETY: the buffer is only ever used as atomic words, is never moved, and lives longer
         // than the ring.
         unsafe { submitter.register_buffers(&[part]) }.context("registering a buffer")?;
-        Ok(CommandRing { ring, buffer, lane })
+        Ok(CommandRing { ring, buffer, interface })
     }
 
     /// The interface.
-    pub fn lane(&self) -> &Lane<'a> {
-        &self.lane
+    pub fn interface(&self) -> &Interface<'a> {
+        &self.interface
     }
 
     /// Populates pages; each one must succeed.
@@ -67,7 +67,7 @@ impl<'a> CommandRing<'a> {
         let start = self.buffer.as_ptr().addr() as u64;
         let bytes = (entries * size_of::<u64>()) as u64;
         let part = (u128::from(bytes) << 64) | u128::from(start);
-        let number = self.lane.interface() as u32 | u32::from(operation) << 8;
+        let number = self.interface.number() as u32 | u32::from(operation) << 8;
         // An address and a length, as the processor has them in memory.
         let command = opcode::UringCmd16::new(types::Fixed(0), number)
             .buf_index(Some(0))

@@ -23,10 +23,10 @@ const SMALL: usize = 32;
 /// The threads that free pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
-    /// The thread that populated them, by the same lane.
+    /// The thread that populated them, by the same interface.
     Local,
-    /// The thread that populated them, by another lane.
-    TwoLanes,
+    /// The thread that populated them, by another interface.
+    TwoInterfaces,
     /// Another thread.
     Remote,
     /// Half of them the allocator, half another thread.
@@ -41,7 +41,7 @@ impl Strategy {
     pub fn name(self) -> &'static str {
         match self {
             Strategy::Local => "local free",
-            Strategy::TwoLanes => "local free by a second interface",
+            Strategy::TwoInterfaces => "local free by a second interface",
             Strategy::Remote => "remote free",
             Strategy::Mixed => "mixed free",
         }
@@ -108,8 +108,8 @@ impl Plan {
         Plan { time, ..self }
     }
 
-    /// Lanes that this many threads need, for every plan.
-    pub fn lanes(threads: usize) -> usize {
+    /// Interfaces that this many threads need, for every plan.
+    pub fn interfaces(threads: usize) -> usize {
         2 * threads
     }
 }
@@ -199,10 +199,10 @@ impl Drop for Ending<'_> {
 }
 
 impl<C: Claims> Site<'_, C> {
-    /// Takes a lane and a processor, and waits until all other threads have theirs.
-    fn begin(&self, lane: usize) -> Result<Box<dyn Populator + '_>> {
-        stay_on(lane);
-        let hand = self.memory.populator(lane);
+    /// Takes an interface and a processor, and waits until all other threads have theirs.
+    fn begin(&self, interface: usize) -> Result<Box<dyn Populator + '_>> {
+        stay_on(interface);
+        let hand = self.memory.populator(interface);
         self.begin.wait();
         hand
     }
@@ -211,7 +211,7 @@ impl<C: Claims> Site<'_, C> {
         let _ending = Ending { queues: &self.queues, working: Some(&self.working) };
         let plan = self.plan;
         let second = match plan.strategy {
-            Strategy::TwoLanes => Some(self.memory.populator(plan.allocators + thread)),
+            Strategy::TwoInterfaces => Some(self.memory.populator(plan.allocators + thread)),
             _ => None,
         };
         let mut hand = self.begin(thread)?;
@@ -252,7 +252,7 @@ impl<C: Claims> Site<'_, C> {
     /// The part of a batch that goes to free threads.
     fn split(&self, batch: &mut Vec<u64>) -> Vec<u64> {
         match self.plan.strategy {
-            Strategy::Local | Strategy::TwoLanes => Vec::new(),
+            Strategy::Local | Strategy::TwoInterfaces => Vec::new(),
             Strategy::Remote => std::mem::replace(batch, Vec::with_capacity(BATCH)),
             Strategy::Mixed => batch.split_off(batch.len() / 2),
         }

@@ -1,4 +1,5 @@
-//! Tests of the threads without a device: each allocated page is freed once, by the right lane.
+//! Tests of the threads without a device: each allocated page is freed once, by the right
+//! interface.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -11,7 +12,7 @@ use crate::exmap::pattern::Claimed;
 
 const PAGES: u64 = 1 << 15;
 
-/// Records which pages are present, and which lane populated them.
+/// Records which pages are present, and which interface populated them.
 #[derive(Default)]
 struct Fake {
     state: Mutex<State>,
@@ -31,8 +32,8 @@ struct State {
 }
 
 impl PageMemory for Fake {
-    fn populator(&self, lane: usize) -> Result<Box<dyn Populator + '_>> {
-        Ok(Box::new(FakeHand { fake: self, lane }))
+    fn populator(&self, interface: usize) -> Result<Box<dyn Populator + '_>> {
+        Ok(Box::new(FakeHand { fake: self, interface }))
     }
 
     fn touch(&self, page: u64) {
@@ -44,7 +45,7 @@ impl PageMemory for Fake {
 
 struct FakeHand<'a> {
     fake: &'a Fake,
-    lane: usize,
+    interface: usize,
 }
 
 impl FakeHand<'_> {
@@ -69,7 +70,7 @@ impl Populator for FakeHand<'_> {
         refused.extend(pages.drain(room..));
         for page in pages.iter() {
             assert!(
-                state.there.insert(*page, self.lane).is_none(),
+                state.there.insert(*page, self.interface).is_none(),
                 "page {page} was populated twice"
             );
         }
@@ -82,7 +83,7 @@ impl Populator for FakeHand<'_> {
         self.call(&mut state)?;
         for page in pages {
             let from = state.there.remove(page).expect("a present page");
-            *state.taken.entry((from, self.lane)).or_default() += 1;
+            *state.taken.entry((from, self.interface)).or_default() += 1;
         }
         Ok(())
     }
@@ -115,7 +116,9 @@ fn done(fake: impl Fn() -> Fake, plan: Plan, is_enough: fn(&Tally) -> bool) -> (
 #[test]
 fn every_page_that_comes_goes_by_the_right_lane() {
     for pattern in Pattern::ALL {
-        for strategy in [Strategy::Local, Strategy::TwoLanes, Strategy::Remote, Strategy::Mixed] {
+        for strategy in
+            [Strategy::Local, Strategy::TwoInterfaces, Strategy::Remote, Strategy::Mixed]
+        {
             let (tally, state) = done(Fake::default, plan(2, pattern, strategy), |_| true);
             assert_eq!(tally.refused, 0);
             let taken = state.taken;
@@ -127,7 +130,7 @@ fn every_page_that_comes_goes_by_the_right_lane() {
             assert!(taken.keys().all(|(from, by)| *from < 2 && *by < 4));
             match strategy {
                 Strategy::Local => assert_eq!(same, total),
-                Strategy::TwoLanes => assert_eq!(second, total),
+                Strategy::TwoInterfaces => assert_eq!(second, total),
                 Strategy::Remote => assert_eq!(same, 0),
                 Strategy::Mixed => assert_eq!(same, total / 2, "{taken:?}"),
             }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use vellum_uapi::exmap::{ALLOC, FREE, READ};
 use vellum_uapi::exmap_published::OP_READ;
 
-use super::device::{Lane, PAGE};
+use super::device::{Interface, PAGE};
 use super::memory::{OfKernel, Populator};
 use super::pattern::{BATCH, Chooser, Claimed, Claims as _};
 use super::ring::ReadRing;
@@ -22,7 +22,7 @@ pub const DEPTH: usize = 256;
 /// Where pages are read to.
 pub enum Target<'a> {
     /// The surface of an exmap, through its proxy, or directly into populated pages.
-    Exmap(Lane<'a>),
+    Exmap(Interface<'a>),
     /// A surface of ordinary memory.
     Kernel(&'a OfKernel, Box<dyn Populator + 'a>),
     /// Fixed memory, with a page for each slot.
@@ -41,7 +41,7 @@ impl<'a> Target<'a> {
 
     fn address(&mut self, slot: usize, page: u64) -> *mut u8 {
         match self {
-            Target::Exmap(lane) => lane.exmap().address(page),
+            Target::Exmap(interface) => interface.exmap().address(page),
             Target::Kernel(memory, _) => memory.surface().address(page).as_ptr(),
             Target::Buffers(buffers) => buffers[slot].0.as_mut_ptr(),
         }
@@ -50,15 +50,15 @@ impl<'a> Target<'a> {
     /// Frees pages.
     fn take(&mut self, pages: &[u64]) -> Result<()> {
         match self {
-            Target::Exmap(lane) => lane.run_all(FREE, pages),
+            Target::Exmap(interface) => interface.run_all(FREE, pages),
             Target::Kernel(_, hand) => hand.take(pages),
             Target::Buffers(_) => Ok(()),
         }
     }
 
-    fn lane(&self) -> Result<&Lane<'a>> {
+    fn interface(&self) -> Result<&Interface<'a>> {
         match self {
-            Target::Exmap(lane) => Ok(lane),
+            Target::Exmap(interface) => Ok(interface),
             _ => anyhow::bail!("only an exmap has an interface"),
         }
     }
@@ -124,17 +124,17 @@ impl Reader<'_> {
     fn read(&mut self, way: Way, batch: &[u64]) -> Result<()> {
         match way {
             Way::Single => {
-                let lane = self.target.lane()?;
-                batch.chunks(1).try_for_each(|page| lane.run_all(READ, page))
+                let interface = self.target.interface()?;
+                batch.chunks(1).try_for_each(|page| interface.run_all(READ, page))
             }
-            Way::Vector => self.target.lane()?.run_all(READ, batch),
+            Way::Vector => self.target.interface()?.run_all(READ, batch),
             Way::Preadv => {
-                let lane = self.target.lane()?;
-                let parts: Vec<_> = batch.iter().map(|page| lane.part(*page)).collect();
-                lane.preadv(OP_READ, &parts)
+                let interface = self.target.interface()?;
+                let parts: Vec<_> = batch.iter().map(|page| interface.part(*page)).collect();
+                interface.preadv(OP_READ, &parts)
             }
             Way::Prepopulated => {
-                self.target.lane()?.run_all(ALLOC, batch)?;
+                self.target.interface()?.run_all(ALLOC, batch)?;
                 self.read_waiting(batch)
             }
             Way::Wait | Way::Queue | Way::ProxyQueue => self.read_waiting(batch),
@@ -160,7 +160,7 @@ impl Reader<'_> {
     /// The ring is dropped before the target.
     fn queue(&mut self, way: Way, end: Instant) -> Result<u64> {
         let proxy = match way {
-            Way::ProxyQueue => Some(self.target.lane()?.interface() as u64),
+            Way::ProxyQueue => Some(self.target.interface()?.number() as u64),
             _ => None,
         };
         let mut ring = ReadRing::new(self.source(proxy.is_some())?, DEPTH)?;
@@ -203,7 +203,7 @@ impl Reader<'_> {
     }
 
     fn source(&self, proxy: bool) -> Result<BorrowedFd<'_>> {
-        Ok(if proxy { self.target.lane()?.descriptor() } else { self.device.as_fd() })
+        Ok(if proxy { self.target.interface()?.descriptor() } else { self.device.as_fd() })
     }
 }
 
