@@ -47,7 +47,7 @@ pub trait Handler: Send + Sync {
 }
 
 /// A managed range.
-pub(crate) struct Range {
+pub(crate) struct ManagedRange {
     start: u64,
     pages: u64,
     backing: Backing,
@@ -66,7 +66,7 @@ enum Backing {
     Cached(u32),
 }
 
-impl Range {
+impl ManagedRange {
     /// The address after the last.
     fn end(&self) -> u64 {
         self.start + self.pages * PAGE as u64
@@ -114,7 +114,7 @@ pub(crate) struct Guest {
     /// Addresses for managed ranges, inaccessible for the process.
     managed: Mapped,
     taken: Mutex<Taken>,
-    ranges: [AtomicPtr<Range>; RANGES],
+    ranges: [AtomicPtr<ManagedRange>; RANGES],
     /// The file that gets the figures when the process exits, and the name before them.
     report: OnceLock<(CString, String)>,
 }
@@ -440,7 +440,7 @@ impl Guest {
         self.memory.link_managed(start..end)?;
         let backing = back(number, start)?;
         (taken.next, taken.ranges) = (end, number + 1);
-        let range = Range { start, pages, backing };
+        let range = ManagedRange { start, pages, backing };
         slot.store(Box::into_raw(Box::new(range)), Ordering::Release);
         Ok((start, number))
     }
@@ -463,7 +463,7 @@ impl Guest {
     }
 
     /// The range that has an address.
-    fn range(&self, address: u64) -> Option<&Range> {
+    fn range(&self, address: u64) -> Option<&ManagedRange> {
         let mut ranges = self.ranges.iter().filter_map(|range| {
             // SAFETY: ranges are there as long as the machine.
             unsafe { range.load(Ordering::Acquire).as_ref() }
