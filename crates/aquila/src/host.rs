@@ -446,7 +446,7 @@ impl Host {
         let part = (memory, from.first * PAGE_SIZE as u64);
         let (bytes, faults) = (from.pages as usize * PAGE_SIZE, (&self.uffd, faults));
         // SAFETY: the addresses are the place's, whose mapping lives, and there are no frames.
-        unsafe { sys::Mapped::put_at(from.start, bytes, part, from.writable, faults) }
+        unsafe { sys::OwnedMapping::put_at(from.start, bytes, part, from.writable, faults) }
     }
 
     /// Has accesses fail to a page that is not in the cache, until its translation is dropped.

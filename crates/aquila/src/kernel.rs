@@ -17,12 +17,12 @@ use vellum_aquila_core::Advice;
 use crate::PAGE_SIZE;
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
-use crate::sys::{self, Mapped};
+use crate::sys::{self, OwnedMapping};
 
 /// A mapping of the file itself.
 #[derive(Debug)]
 pub(crate) struct KernelMapping {
-    mapped: Mapped,
+    mapped: OwnedMapping,
     file: File,
     /// The locked ranges of all pins.
     pins: Mutex<Vec<Range<usize>>>,
@@ -36,14 +36,14 @@ impl KernelMapping {
         let failed = |errno| Error::of("mapping a file", errno);
         let own = file.try_clone();
         let own = own.map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
-        let mapped = Mapped::new(file, offset, bytes, writable).map_err(failed)?;
+        let mapped = OwnedMapping::new(file, offset, bytes, writable).map_err(failed)?;
         // As with the other backend, so that a program behaves the same on both.
         mapped.is_not_inherited().map_err(failed)?;
         let generation = generation::begin().map_err(failed)?;
         Ok(Self { mapped, file: own, pins: Mutex::default(), generation })
     }
 
-    pub(crate) fn mapped(&self) -> &Mapped {
+    pub(crate) fn mapped(&self) -> &OwnedMapping {
         &self.mapped
     }
 

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use vellum_aquila_core::{Counters, Statistics};
 
 use crate::descriptor::Descriptor;
-use crate::sys::Mapped;
+use crate::sys::OwnedMapping;
 
 /// Threads with this name have the descriptors of a cache, which may not be the process' own.
 pub(crate) const THREADS: &str = "vellum-faults";
@@ -39,7 +39,7 @@ const MOST_PROCESSORS: u64 = 1 << 16;
 
 /// The counters of a cache, in its memory file.
 pub(crate) struct LiveCounters {
-    mapped: Mapped,
+    mapped: OwnedMapping,
     processors: usize,
     /// Others read it as long as it is open.
     _file: Descriptor,
@@ -54,7 +54,7 @@ impl LiveCounters {
         let file = memfd_create(NAME, MemfdFlags::CLOEXEC)?;
         let bytes = (processors + 1) * STEP;
         ftruncate(&file, bytes as u64)?;
-        let mapped = Mapped::new(&file, 0, bytes, true)?;
+        let mapped = OwnedMapping::new(&file, 0, bytes, true)?;
         let counters = Self { mapped, processors, _file: Descriptor::new(file) };
         counters.set_frames(frames);
         counters.head()[1].store(processors as u64, Ordering::Relaxed);

@@ -58,7 +58,7 @@ struct OwnMapping {
     shared: Arc<Shared>,
     place: &'static MappedPlace,
     number: u32,
-    mapped: sys::Mapped,
+    mapped: sys::OwnedMapping,
     /// The addresses are no longer its own.
     is_detached: bool,
 }
@@ -161,7 +161,7 @@ impl Mapping {
     }
 
     /// The addresses.
-    pub(crate) fn mapped(&self) -> &sys::Mapped {
+    pub(crate) fn mapped(&self) -> &sys::OwnedMapping {
         match &self.backend {
             Backend::Own(own) => &own.mapped,
             Backend::Kernel(kernel) => kernel.mapped(),

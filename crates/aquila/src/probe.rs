@@ -152,14 +152,14 @@ fn maps_a_page(uffd: &OwnedFd, protected: bool) -> Result<(), Errno> {
     rustix::io::pwrite(&memory, &[1], 0)?;
     let mode = sys::MISSING | sys::MINOR | if protected { sys::WRITE_PROTECT } else { 0 };
     let memory = Some((memory.as_fd(), 0));
-    let range = sys::Mapped::registered(memory, PAGE_SIZE, true, (uffd, mode))?;
+    let range = sys::OwnedMapping::registered(memory, PAGE_SIZE, true, (uffd, mode))?;
     sys::map_present(uffd, range.start(), PAGE_SIZE, protected).1
 }
 
 /// Makes a write-protected page of anonymous memory with a userfaultfd.
 fn protects_anonymous(uffd: &OwnedFd) -> Result<(), Errno> {
     let mode = sys::MISSING | sys::WRITE_PROTECT;
-    let range = sys::Mapped::registered(None, PAGE_SIZE, true, (uffd, mode))?;
+    let range = sys::OwnedMapping::registered(None, PAGE_SIZE, true, (uffd, mode))?;
     sys::copy_and_map(uffd, range.start(), &[1; PAGE_SIZE], true).1?;
     sys::write_protect(uffd, range.start(), PAGE_SIZE, false)
 }

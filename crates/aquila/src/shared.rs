@@ -584,7 +584,7 @@ impl Shared {
         number: u32,
         (first, bytes): (u64, usize),
         writable: bool,
-    ) -> Result<(sys::Mapped, &'static MappedPlace)> {
+    ) -> Result<(sys::OwnedMapping, &'static MappedPlace)> {
         let _blocked = self.enter()?;
         let (host, file) = (self.host(), self.file(number));
         let _alone = file.stop();
@@ -629,10 +629,10 @@ impl Shared {
         memory: Option<(BorrowedFd<'_>, u64)>,
         bytes: usize,
         entry: &mapped_places::Mapped,
-    ) -> Result<(sys::Mapped, &'static MappedPlace)> {
+    ) -> Result<(sys::OwnedMapping, &'static MappedPlace)> {
         let doing = "mapping a file";
         let faults = (&self.host().uffd, self.faults(memory.is_some()));
-        let mapped = sys::Mapped::registered(memory, bytes, entry.writable, faults);
+        let mapped = sys::OwnedMapping::registered(memory, bytes, entry.writable, faults);
         let mapped = mapped.map_err(|errno| Error::of(doing, errno))?;
         let entry = mapped_places::Mapped { start: mapped.start(), ..*entry };
         let place = mapped_places::enter(&entry);

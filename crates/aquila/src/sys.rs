@@ -283,12 +283,12 @@ const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
 
 /// A shared mapping of a file, or anonymous memory, unmapped when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Mapped {
+pub(crate) struct OwnedMapping {
     start: usize,
     bytes: usize,
 }
 
-impl Mapped {
+impl OwnedMapping {
     /// Maps a part of a file where the kernel chooses.
     pub(crate) fn new(file: impl AsFd, offset: u64, bytes: usize, writable: bool) -> Result<Self> {
         let rights = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
@@ -425,7 +425,7 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for OwnedMapping {
     fn drop(&mut self) {
         self.unmap();
     }
