@@ -38,7 +38,7 @@ use crate::store::header::{Header, LISTED_FRAMES_MAX, LISTED_MAX, Listed};
 use crate::sync::lock;
 
 /// The data that a checkpoint writes.
-struct Cut<'a> {
+struct CheckpointData<'a> {
     paused: PausedWrites<'a>,
     header: Header,
     /// Copies of the changed pages; `None` if the checkpoint has written the pages in the cut.
@@ -145,7 +145,11 @@ impl StoreCore {
     }
 
     /// Determines what the checkpoint writes.
-    fn cut(&self, _freeze: &Freeze<'_>, checkpoints: &mut Checkpoints) -> Result<Cut<'_>> {
+    fn cut(
+        &self,
+        _freeze: &Freeze<'_>,
+        checkpoints: &mut Checkpoints,
+    ) -> Result<CheckpointData<'_>> {
         let map = self.cut_map(checkpoints)?;
         let places = map.as_ref().map_or(&[][..], |_| &checkpoints.places);
         let frames = places.len() as u64 * u64::from(self.pages.page_frames);
@@ -170,7 +174,7 @@ impl StoreCore {
             ..self.pages.file.header()
         };
         self.pages.changed.store(false, Ordering::Release);
-        Ok(Cut { paused, header, pages, map })
+        Ok(CheckpointData { paused, header, pages, map })
     }
 
     /// The current free map, with places for it. `None` if the file has this map already.
@@ -198,7 +202,7 @@ impl StoreCore {
     /// lives.
     fn write_cut<'a>(
         &'a self,
-        cut: Cut<'a>,
+        cut: CheckpointData<'a>,
         checkpoints: &mut Checkpoints,
     ) -> Result<PausedWrites<'a>> {
         let guard = ChangedUnlessSaved(&self.pages.changed);
@@ -209,10 +213,10 @@ impl StoreCore {
 
     fn try_write_cut<'a>(
         &'a self,
-        cut: Cut<'a>,
+        cut: CheckpointData<'a>,
         checkpoints: &mut Checkpoints,
     ) -> Result<PausedWrites<'a>> {
-        let Cut { paused, header, pages, map } = cut;
+        let CheckpointData { paused, header, pages, map } = cut;
         let mut map_of = checkpoints.map_of;
         let map = map.map_or_else(Vec::new, |map| {
             checkpoints.map_of = None;

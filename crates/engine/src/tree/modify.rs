@@ -536,42 +536,42 @@ type Decide<'f, 'v> = &'f mut dyn FnMut(Option<&[u8]>) -> Decision<'v>;
 
 /// The value about which a callback has decided. The thread holds a blob, so no other blob gets its
 /// place: the same reference is the same value.
-enum OldValue<'a> {
+enum ExpectedValue<'a> {
     Absent,
     Inline(Vec<u8>),
     Blob(BlobRef, LongValue<'a>),
 }
 
-impl<'a> OldValue<'a> {
+impl<'a> ExpectedValue<'a> {
     fn matches(&self, found: Option<LeafValue<'_>>) -> bool {
         match (self, found) {
-            (OldValue::Absent, None) => true,
-            (OldValue::Inline(old), Some(LeafValue::Inline(value))) => old == value,
-            (OldValue::Blob(old, _), Some(LeafValue::Blob(blob))) => *old == blob,
+            (ExpectedValue::Absent, None) => true,
+            (ExpectedValue::Inline(old), Some(LeafValue::Inline(value))) => old == value,
+            (ExpectedValue::Blob(old, _), Some(LeafValue::Blob(blob))) => *old == blob,
             _ => false,
         }
     }
 
     fn blob(&self) -> Option<BlobRef> {
         match self {
-            OldValue::Blob(blob, _) => Some(*blob),
+            ExpectedValue::Blob(blob, _) => Some(*blob),
             _ => None,
         }
     }
 
     fn bytes(&self) -> Option<&[u8]> {
         match self {
-            OldValue::Absent => None,
-            OldValue::Inline(value) => Some(value),
-            OldValue::Blob(_, long) => Some(&long.value),
+            ExpectedValue::Absent => None,
+            ExpectedValue::Inline(value) => Some(value),
+            ExpectedValue::Blob(_, long) => Some(&long.value),
         }
     }
 
     fn into_value(self) -> Option<Value<'a>> {
         match self {
-            OldValue::Absent => None,
-            OldValue::Inline(value) => Some(Value::Inline(Cow::Owned(value))),
-            OldValue::Blob(_, long) => Some(long.value),
+            ExpectedValue::Absent => None,
+            ExpectedValue::Inline(value) => Some(Value::Inline(Cow::Owned(value))),
+            ExpectedValue::Blob(_, long) => Some(long.value),
         }
     }
 }
@@ -612,12 +612,12 @@ impl<'a> TreeRef<'a> {
             let mut leaf = self.exclusive_leaf(key)?;
             let found = LeafBytes::from(&leaf).find(key)?;
             let (index, old) = match (found, blob.take()) {
-                (None, _) => (0, OldValue::Absent),
+                (None, _) => (0, ExpectedValue::Absent),
                 (Some((index, LeafValue::Inline(value))), _) => {
-                    (index, OldValue::Inline(value.to_vec()))
+                    (index, ExpectedValue::Inline(value.to_vec()))
                 }
                 (Some((index, LeafValue::Blob(now))), Some((then, value))) if now == then => {
-                    (index, OldValue::Blob(now, value))
+                    (index, ExpectedValue::Blob(now, value))
                 }
                 (Some((_, LeafValue::Blob(_))), _) => {
                     drop(leaf);
@@ -626,7 +626,7 @@ impl<'a> TreeRef<'a> {
                 }
             };
             match (change.run_callback(|| decide(old.bytes())), &old) {
-                (Decision::Keep, _) | (Decision::Remove, OldValue::Absent) => {}
+                (Decision::Keep, _) | (Decision::Remove, ExpectedValue::Absent) => {}
                 (Decision::Remove, _) => {
                     let expected = self.expect_change(key);
                     self.edit(&change, &mut leaf, expected, Edit::Remove { index })?;
@@ -650,7 +650,7 @@ impl<'a> TreeRef<'a> {
         leaf: ExclusiveGuard<'a>,
         key: &[u8],
         value: &[u8],
-        old: &OldValue<'a>,
+        old: &ExpectedValue<'a>,
     ) -> Result<bool> {
         if !self.check_entry(key, value)? {
             return self.replace_payload_if_unchanged(
@@ -682,7 +682,7 @@ impl<'a> TreeRef<'a> {
         mut held: Option<ExclusiveGuard<'a>>,
         key: &[u8],
         payload: Payload<'_>,
-        old: &OldValue<'a>,
+        old: &ExpectedValue<'a>,
     ) -> Result<bool> {
         loop {
             let mut leaf = match held.take() {
@@ -838,9 +838,9 @@ impl<'a> TreeRef<'a> {
             let index = end.index(node.count().map_err(torn)?);
             let key = node.key(index).map_err(torn)?;
             let old = match (LeafBytes::from(&leaf).value(index)?, blob.take()) {
-                (LeafValue::Inline(value), _) => OldValue::Inline(value.to_vec()),
+                (LeafValue::Inline(value), _) => ExpectedValue::Inline(value.to_vec()),
                 (LeafValue::Blob(now), Some((then, value))) if now == then => {
-                    OldValue::Blob(now, value)
+                    ExpectedValue::Blob(now, value)
                 }
                 (LeafValue::Blob(_), _) => {
                     drop(leaf);

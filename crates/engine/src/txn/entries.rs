@@ -68,7 +68,7 @@ struct Batch<'v> {
 }
 
 /// An entry as the view sees it, or `None` if the view does not see it.
-type Other = (Key, Option<Seen>);
+type Other = (Key, Option<VersionValue>);
 
 /// The bounds of all keys.
 const EVERYTHING: KeyBounds = (Bound::Unbounded, Bound::Unbounded);
@@ -94,7 +94,7 @@ enum Reached<'v> {
 
 /// A value that the leaf does not have.
 #[derive(Debug)]
-enum Seen {
+enum VersionValue {
     Inline(Arc<[u8]>),
     /// To be looked up when the entry is returned.
     Long,
@@ -287,10 +287,10 @@ impl<'v> ViewEntries<'v> {
         self.key.clear();
         self.key.extend_from_slice(&key);
         Ok(Some(seen.map(|seen| match seen {
-            Seen::Inline(value) => {
+            VersionValue::Inline(value) => {
                 Reached::Found(Found::Own(Value::Inline(Cow::Owned(value.to_vec()))))
             }
-            Seen::Long => Reached::Long,
+            VersionValue::Long => Reached::Long,
         })))
     }
 
@@ -369,16 +369,16 @@ impl<'v> ViewEntries<'v> {
         let seen = self.view.versions().range_at(tree, bounds, self.view.time());
         let versions = seen.versions.into_iter().map(|(key, old)| {
             let old = old.map(|old| match old {
-                OldValue::Inline(value) => Seen::Inline(value),
-                OldValue::Blob(_) => Seen::Long,
+                OldValue::Inline(value) => VersionValue::Inline(value),
+                OldValue::Blob(_) => VersionValue::Long,
             });
             (key, old)
         });
         let Some(own) = self.changes else { return (seen.is_hidden, versions.collect()) };
         let own = own.range::<[u8], _>(bounds);
-        let own = own.map(|(key, value)| (key.clone(), value.clone().map(Seen::Inline)));
+        let own = own.map(|(key, value)| (key.clone(), value.clone().map(VersionValue::Inline)));
         // Of two with the same key, the transaction's own is later, so it stays.
-        let merged: BTreeMap<Key, Option<Seen>> = versions.chain(own).collect();
+        let merged: BTreeMap<Key, Option<VersionValue>> = versions.chain(own).collect();
         (seen.is_hidden, merged.into_iter().collect())
     }
 }

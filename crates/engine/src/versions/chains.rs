@@ -29,8 +29,8 @@ use crate::sync::{
     AtomicBool, AtomicU64, Ordering, RwLock, RwLockWriteGuard, prefetch_value, read_soon,
     thread_number, write_soon,
 };
+use crate::versions::chain_table::{Chain, ChainTable, Tally};
 use crate::versions::entry::{EntryHash, Old, Replaced, Time};
-use crate::versions::lists::{Chain, Lists, Tally};
 use crate::versions::views::{Apart, FoundViews};
 
 /// The number of buckets. In this crate's own tests it is so small that entries share some.
@@ -78,7 +78,7 @@ const COUNTED_CHAINS: u64 = 64;
 /// Some chains, with their lock.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Bucket(RwLock<Lists>);
+struct Bucket(RwLock<ChainTable>);
 
 /// Entries that have chains.
 #[derive(Debug, Default)]
@@ -289,7 +289,7 @@ impl Chains {
         &self.registers[thread_number() % REGISTERS]
     }
 
-    fn bucket(&self, entry: EntryHash) -> &RwLock<Lists> {
+    fn bucket(&self, entry: EntryHash) -> &RwLock<ChainTable> {
         &self.buckets[entry.bucket(BUCKETS)].0
     }
 
@@ -526,10 +526,13 @@ impl Chains {
 }
 
 /// Buckets that a change has locked, with their numbers, in the order of these.
-type LockedBuckets<'c> = SmallVec<[(usize, RwLockWriteGuard<'c, Lists>); 8]>;
+type LockedBuckets<'c> = SmallVec<[(usize, RwLockWriteGuard<'c, ChainTable>); 8]>;
 
 /// The locked bucket of an entry.
-fn bucket_of<'b>(buckets: &'b mut LockedBuckets<'_>, entry: EntryHash) -> Option<&'b mut Lists> {
+fn bucket_of<'b>(
+    buckets: &'b mut LockedBuckets<'_>,
+    entry: EntryHash,
+) -> Option<&'b mut ChainTable> {
     let place = entry.bucket(BUCKETS);
     let at = buckets.binary_search_by_key(&place, |(place, _)| *place).ok()?;
     Some(&mut buckets[at].1)

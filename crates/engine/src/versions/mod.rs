@@ -37,10 +37,10 @@
 //!
 //! `tests/versions_model.rs` checks all of this on a scheduler that explores interleavings.
 
+mod chain_table;
 mod chains;
 pub(crate) mod changed;
 pub(crate) mod entry;
-mod lists;
 pub(crate) mod noted;
 mod reads;
 mod turns;

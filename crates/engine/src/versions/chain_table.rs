@@ -121,13 +121,13 @@ impl Chain {
 /// fewer as they go. So no change waits until all chains have been moved. If there are many, each
 /// has two to four lists.
 #[derive(Debug, Default)]
-pub(crate) struct Lists {
+pub(crate) struct ChainTable {
     heads: SmallVec<[Option<Box<Chain>>; 2]>,
     /// The number of chains.
     count: usize,
 }
 
-impl Lists {
+impl ChainTable {
     /// Has what [`prefetch_chain`](Self::prefetch_chain) reads come from memory.
     pub(crate) fn prefetch_list(&self, entry: EntryHash) {
         if self.heads.len() > SMALL {
