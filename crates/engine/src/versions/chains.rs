@@ -334,7 +334,7 @@ impl Chains {
     }
 
     /// Whether an entry of a tree may have changed after this time. Takes no lock, as the table of
-    /// `changed.rs` does for one entry.
+    /// `change_times.rs` does for one entry.
     pub(crate) fn may_have_changed(&self, tree: u32, since: Time) -> bool {
         let time_of = |shared: &LockedRegister| shared.tree_time(tree).load(Ordering::SeqCst);
         self.registers.iter().any(|shared| time_of(shared) > since)

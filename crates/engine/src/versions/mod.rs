@@ -13,7 +13,7 @@
 //!
 //! 1. locks the register of its thread, and the buckets of the chains that it extends
 //!    (`chains.rs`);
-//! 2. notes in a table that its entries change now, or later (`changed.rs`);
+//! 2. notes in a table that its entries change now, or later (`change_times.rs`);
 //! 3. takes its time;
 //! 4. puts the old values into the chains, as far as a view sees them (`views.rs`), and unlocks
 //!    these;
@@ -29,7 +29,7 @@
 //! commit of a transaction that is alone keeps nothing, and takes no time.
 //!
 //! An entry that was changed since the newest view began keeps nothing when it is changed again
-//! (`noted.rs`). So a snapshot that is held for long costs little.
+//! (`noted_entries.rs`). So a snapshot that is held for long costs little.
 //!
 //! While there is no view, changes keep nothing, and do not even count the time. The first view
 //! makes changes keep old values: it freezes the change gate for a moment, so that no change is
@@ -39,9 +39,9 @@
 
 mod chain_table;
 mod chains;
-pub(crate) mod changed;
+pub(crate) mod change_times;
 pub(crate) mod entry;
-pub(crate) mod noted;
+pub(crate) mod noted_entries;
 mod reads;
 mod turns;
 mod views;
@@ -58,12 +58,12 @@ use crate::planted::{StoreBug, is_planted};
 use crate::store::gate::Freeze;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, RwLock, fence, read, write};
 use crate::versions::chains::Chains;
-use crate::versions::changed::ChangeTimes;
+use crate::versions::change_times::ChangeTimes;
 use crate::versions::entry::EntryHasher;
 pub(crate) use crate::versions::entry::{
     EntryHash, Old, OldEntry, OldValue, Replaced, Time, ValueRef, size_of,
 };
-use crate::versions::noted::NotedEntries;
+use crate::versions::noted_entries::NotedEntries;
 pub(crate) use crate::versions::reads::{KeyBounds, ReadSet};
 use crate::versions::turns::Turns;
 use crate::versions::views::Views;

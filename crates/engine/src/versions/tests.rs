@@ -5,9 +5,9 @@ use std::ops::Bound;
 
 use crate::store::gate::Gate;
 use crate::sync::AtomicBool;
-use crate::versions::changed::ChangeTimes;
+use crate::versions::change_times::ChangeTimes;
 use crate::versions::entry::EntryHasher;
-use crate::versions::noted::NotedEntries;
+use crate::versions::noted_entries::NotedEntries;
 use crate::versions::{
     Conflicting, OldValue, ReadSet, Replaced, Seen, Validation, ValueRef, Versions,
 };
