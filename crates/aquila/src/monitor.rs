@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use crate::descriptor::Descriptor;
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
-use crate::live::THREADS;
+use crate::live_counters::THREADS;
 use crate::shared::{Outcome, Threads};
 use crate::sys::{self, WaitingFault};
 use crate::{PAGE_SIZE, fault};

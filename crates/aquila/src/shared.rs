@@ -24,13 +24,13 @@ use vellum_aquila_core::{
 };
 
 use crate::anonymous::drop_translations;
+use crate::dirty_room::{DirtyRoom, Promise};
 use crate::error::{Error, Result};
 use crate::generation::{self, Generation};
 use crate::host::{Copies, Home, Host, HostFile, MOST_FILES, Turn, pages_of};
-use crate::live::LiveCounters;
+use crate::live_counters::LiveCounters;
 use crate::mapped_places::{self, MappedPlace};
 use crate::probe::{Frames, USERFAULTFD, Userfaultfd};
-use crate::room::{Promise, Room};
 use crate::sys::BlockedSignals;
 use crate::write_requests::{PageError, WriteRequests};
 use crate::{PAGE_SIZE, sys};
@@ -174,7 +174,7 @@ pub(crate) struct Shared {
     /// And those that write, once there is a file that can be written.
     writers: Mutex<Option<Box<dyn Threads>>>,
     /// How many pages may be dirty with them.
-    room: Room,
+    room: DirtyRoom,
     cell: Cell,
     /// The number of the cache in this process.
     number: u64,
@@ -231,7 +231,7 @@ impl Shared {
             };
             CoreCache::new(layout, &memory.words, memory.counters.get(), policy, host, size)
         });
-        let (files, writers, room) = (Mutex::default(), Mutex::default(), Room::new(size));
+        let (files, writers, room) = (Mutex::default(), Mutex::default(), DirtyRoom::new(size));
         Ok(Arc::new(Self { threads, writers, room, cell, number, direct_io, files, generation }))
     }
 

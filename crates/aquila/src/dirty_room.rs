@@ -13,7 +13,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// How many pages may become dirty.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct DirtyRoom {
     places: Mutex<Places>,
     /// Places that were taken by threads that have not used them yet.
     promised: AtomicU32,
@@ -32,7 +32,7 @@ struct Places {
 
 /// A place for one dirty page, which the thread is about to use.
 pub(crate) struct Promise<'r> {
-    room: &'r Room,
+    room: &'r DirtyRoom,
     is_used: bool,
 }
 
@@ -62,7 +62,7 @@ fn most_dirty(frames: u32) -> u32 {
     if frames <= 1 { frames } else { frames - (frames / 4).max(1) }
 }
 
-impl Room {
+impl DirtyRoom {
     pub(crate) fn new(size: u32) -> Self {
         Self {
             places: Mutex::new(Places { left: 0, all: 0, counted: None }),
@@ -71,7 +71,7 @@ impl Room {
         }
     }
 
-    /// From now on for a cache of so many frames. [`Room::count`] does the rest.
+    /// From now on for a cache of so many frames. [`DirtyRoom::count`] does the rest.
     pub(crate) fn set_size(&self, frames: u32) {
         self.size.store(frames, Ordering::Release);
     }
