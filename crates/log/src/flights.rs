@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use crate::block::{Block, CLOSES, LENGTH, Lsn, PAYLOAD_U64, STARTS};
 use crate::device::{LogDevice, Written, is_full};
 use crate::error::LogError;
+use crate::opening_process::OpeningProcess;
 use crate::planted::{LogBug, is_planted};
-use crate::process::OpeningProcess;
 use crate::ring::{Batch, Obstacle, Ring};
 use crate::slow_flights::Stage;
 #[cfg(feature = "testing")]

@@ -39,10 +39,10 @@ mod error;
 mod file_cases;
 mod flights;
 mod log;
+mod opening_process;
 #[cfg(feature = "testing")]
 mod pilot;
 mod planted;
-mod process;
 mod read_ahead;
 #[cfg(all(test, not(feature = "model")))]
 mod reference;
@@ -64,11 +64,11 @@ pub use device::{
 pub use error::LogError;
 pub use flights::Durable;
 pub use log::{Log, LogOptions};
+pub use opening_process::OpeningProcess;
 #[cfg(feature = "testing")]
 pub use pilot::Pilot;
 #[cfg(feature = "testing")]
 pub use planted::{LogBug, plant};
-pub use process::OpeningProcess;
 pub use scan::{End, EndReason, Record, RecordRef, Scan};
 #[cfg(feature = "testing")]
 pub use slow_flights::Choose;

@@ -15,7 +15,7 @@ use super::sync_method::{Choice, PROBE, SyncMethod, probe};
 use super::{LogDevice, Written, is_full};
 use crate::block::{BLOCK_BYTES, Block};
 use crate::error::LogError;
-use crate::process::OpeningProcess;
+use crate::opening_process::OpeningProcess;
 
 /// How a [`FileLog`] is opened.
 #[derive(Clone, Debug)]
