@@ -31,8 +31,6 @@ mod counts;
 mod current;
 #[cfg(target_arch = "x86_64")]
 mod descriptors;
-#[cfg(not(target_arch = "x86_64"))]
-mod elsewhere;
 #[cfg(target_arch = "x86_64")]
 mod entry;
 mod error;
@@ -68,12 +66,12 @@ mod self_test;
 mod shootdown;
 #[cfg(target_arch = "x86_64")]
 mod sys;
+#[cfg(not(target_arch = "x86_64"))]
+mod unsupported;
 
 #[cfg(target_arch = "x86_64")]
 pub use cache::Replacement;
 pub use counts::{Check, Counts};
-#[cfg(not(target_arch = "x86_64"))]
-pub use elsewhere::{VirtualMachine, doctor, is_in_ring_0};
 pub use error::{Error, Result};
 #[cfg(target_arch = "x86_64")]
 pub use file::Io;
@@ -88,4 +86,6 @@ pub use machine::{Managed, ReservedProcessor, VirtualMachine, doctor};
 pub use mapping::{Cache, Mapping};
 #[cfg(target_arch = "x86_64")]
 pub use sys::is_in_ring_0;
+#[cfg(not(target_arch = "x86_64"))]
+pub use unsupported::{VirtualMachine, doctor, is_in_ring_0};
 pub use vellum_aquila_core::{Advice, Statistics};
