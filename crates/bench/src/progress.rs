@@ -8,7 +8,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
-    /// How far processors were from each other ([`distance`](crate::machine::distance)).
+    /// How far processors were from each other
+    /// ([`processor_distance`](crate::machine::processor_distance)).
     distances: RefCell<Vec<f64>>,
 }
 
@@ -49,7 +50,7 @@ impl Progress {
 
     /// Measures how far processors are from each other, between two samples.
     pub fn note_distance(&self) {
-        self.distances.borrow_mut().extend(crate::machine::distance());
+        self.distances.borrow_mut().extend(crate::machine::processor_distance());
     }
 
     /// The lowest, the median and the highest of these distances, in nanoseconds.

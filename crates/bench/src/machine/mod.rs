@@ -1,16 +1,16 @@
 //! The machine of the measurements: its description, its memory limits, its storage.
 
 pub mod device_rate;
-mod distance;
 pub mod memory_cgroup;
 mod owner;
 pub mod page_cache;
+mod processor_distance;
 pub mod ram_disk;
 pub mod storage;
 mod system;
 
-pub use distance::distance;
 pub use memory_cgroup::MemoryCgroup;
+pub use processor_distance::processor_distance;
 pub use ram_disk::RamDisk;
 pub use storage::Storage;
 pub use system::{describe, kib, memory_available, processors};

@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use super::Launcher;
 use super::message::{GREETING, Request, Response, Usage};
 use super::pipeline::Stage;
-use super::site::Site;
+use super::web_client::Site;
 use super::whole_file::{LoadMethod, Weight};
 use crate::engine::Setting;
 use crate::machine::MemoryCgroup;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::pipeline::Stage;
-use super::site::Site;
+use super::web_client::Site;
 use super::whole_file::{LoadMethod, Weight};
 use crate::engine::Setting;
 use crate::machine::kib;

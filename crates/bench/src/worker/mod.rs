@@ -15,8 +15,8 @@ mod model_file;
 mod pipeline;
 mod serve;
 mod setup;
-mod site;
 mod team;
+mod web_client;
 mod whole_file;
 
 pub use cache_size::{cache_bytes, limit_for, limit_for_data};
@@ -29,8 +29,8 @@ pub use model_file::make as make_model;
 pub use pipeline::{Head, Stage, Step, connect, sum_of};
 pub use serve::main;
 pub use setup::Setup;
-pub use site::{Page, Site};
 pub use team::{Member, Team, Terms};
+pub use web_client::{Page, Site};
 pub use whole_file::{
     FileMapping, LoadMethod, Weight, make as make_file, sum as sum_of_pages, warm as warm_file,
 };

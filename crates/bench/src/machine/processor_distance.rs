@@ -16,7 +16,7 @@ const SAMPLE: Duration = Duration::from_millis(2);
 ///
 /// Virtual processors may move while an experiment runs: from two that share a cache to two that do
 /// not. Then all figures of several threads change.
-pub fn distance() -> Option<f64> {
+pub fn processor_distance() -> Option<f64> {
     if super::processors() < 2 {
         return None;
     }
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_line_takes_time() {
-        if let Some(nanoseconds) = distance() {
+        if let Some(nanoseconds) = processor_distance() {
             assert!(nanoseconds > 1.0, "{nanoseconds}");
         }
     }
