@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use vellum_pool::{PageId, PageRef};
 
 use super::group::init;
+use super::load_pace::LoadPace;
 use super::modify::Incoming;
 use super::streams::ValueWriter;
 use super::{Cursor, TreeRef};
@@ -31,11 +32,13 @@ struct NewPages<'a> {
     tree: TreeRef<'a>,
     /// The number of the load in the list of unlinked pages.
     unlinked: u64,
+    pace: LoadPace,
 }
 
 impl<'a> NewPages<'a> {
     fn new(tree: TreeRef<'a>) -> NewPages<'a> {
-        NewPages { tree, unlinked: tree.pages.unlinked.begin() }
+        let pages = tree.pages;
+        NewPages { tree, unlinked: pages.unlinked.begin(), pace: LoadPace::new(&pages.pool) }
     }
 
     fn add(&self, page: PageRef) {
@@ -54,6 +57,7 @@ impl PageSink for NewPages<'_> {
         let level = image[LEVEL];
         let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
         let pages = self.tree.pages;
+        self.pace.step(&pages.pool);
         let change = pages.change()?;
         let mut guard = pages.pool.allocate(pages.page_frames)?;
         let page = init(&change, &mut guard, kind, level, self.tree.state.id);

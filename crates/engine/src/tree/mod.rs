@@ -11,6 +11,7 @@ mod commit;
 mod drop_tree;
 mod group;
 mod handle;
+mod load_pace;
 mod lookup;
 mod modify;
 mod move_pages;

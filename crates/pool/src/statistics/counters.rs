@@ -99,6 +99,13 @@ impl Counters {
     pub(crate) fn total(&self, event: Event) -> u64 {
         self.stripes.iter().map(|stripe| stripe.0[event as usize].load(Ordering::Relaxed)).sum()
     }
+
+    /// The sum over all threads but this one. A thread without a stripe of its own counts, too.
+    pub(crate) fn total_of_others(&self, event: Event) -> u64 {
+        let own = self.stripes[..STRIPES].get(STRIPE.get());
+        let own = own.map_or(0, |stripe| stripe.0[event as usize].load(Ordering::Relaxed));
+        self.total(event).wrapping_sub(own)
+    }
 }
 
 const UNASSIGNED: usize = usize::MAX;
@@ -162,5 +169,8 @@ mod tests {
         }
         assert_eq!(counters.total(Event::Hit), 3 * 1000 * (STRIPES as u64 + 10));
         assert_eq!(counters.total(Event::Miss), 0);
+        counters.add(Event::Hit, 7);
+        let by_others = || counters.total_of_others(Event::Hit);
+        assert_eq!(by_others(), 3 * 1000 * (STRIPES as u64 + 10));
     }
 }

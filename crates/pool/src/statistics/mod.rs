@@ -103,6 +103,13 @@ impl Pool {
         }
     }
 
+    /// [`misses`](PoolStats::misses) of all threads but the one that calls. Only the difference of
+    /// two calls by the same thread means anything, because a thread takes over the counters of one
+    /// that has ended.
+    pub fn misses_of_others(&self) -> u64 {
+        self.core.counters.total_of_others(Event::Miss)
+    }
+
     /// What the pool's huge pages did so far; all zero where it has none. Of a pool with slots: how
     /// many chunks of these are huge now.
     pub fn huge_page_stats(&self) -> HugePageStats {
