@@ -13,6 +13,7 @@ use vellum_dax::{
     copy_past_caches,
 };
 
+use super::way::table_and_heap;
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};
@@ -49,16 +50,7 @@ enum Durable {
 fn run(context: &Context<'_>) -> Result<Outcome> {
     let folder = context.make_directory("dax-append")?;
     let mut outcome = Outcome::default();
-    let probe = folder.join("probe");
-    let table = Options { backend: BackendChoice::Only(Backend::Table), ..Options::default() };
-    let table = match DaxFile::create(&probe, &table) {
-        Ok(_) => Some(Backend::Table),
-        Err(error) => {
-            outcome.notes.push(format!("Without file tables: {error}."));
-            None
-        }
-    };
-    fs::remove_file(&probe)?;
+    let table = table_and_heap(&folder, &mut outcome)?.map(|_| Backend::Table);
     let mmap = Some(Backend::Mmap);
     let mut ways = Vec::new();
     for durable in [Durable::Not, Durable::Fsync] {

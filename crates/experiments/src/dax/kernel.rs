@@ -1,14 +1,20 @@
 //! What an experiment tells the kernel, and what it asks it.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use rustix::ioctl::{Opcode, Updater, ioctl};
 
 /// The module's bound for the memory of tables that nothing uses.
 const KEPT: &str = "/sys/module/vellum/parameters/dax_kept_kib";
 
 /// Where root has the kernel forget inodes and names of files.
 const CACHES: &str = "/proc/sys/vm/drop_caches";
+
+/// Where the kernel counts inodes.
+const INODES: &str = "/proc/sys/fs/inode-nr";
 
 /// While this exists, the module has another bound for the tables that nothing uses.
 #[derive(Debug)]
@@ -43,11 +49,51 @@ impl Drop for KeptBound {
     }
 }
 
-/// Has the kernel forget all inodes and names that no process uses, and so their tables.
-pub(super) fn forget_inodes() -> Result<()> {
+/// Has the kernel forget all inodes and names that no process uses, and so their tables. It cannot
+/// forget the inode of a file of several pages that `mmap` has shown since it was written anew.
+/// Fails if it forgets fewer than so many.
+pub(super) fn forget_inodes(at_least: u64) -> Result<()> {
     // A file whose pages or times are not written back keeps its inode.
     rustix::fs::sync();
-    fs::write(CACHES, "2").with_context(|| format!("writing {CACHES}"))
+    // Both are open before, so that the kernel makes no inode for them meanwhile.
+    let counts = File::open(INODES)?;
+    let mut caches = File::options().write(true).open(CACHES)?;
+    let before = inodes(&counts)?;
+    caches.write_all(b"2").with_context(|| format!("writing {CACHES}"))?;
+    let forgotten = before.saturating_sub(inodes(&counts)?);
+    ensure!(forgotten >= at_least, "the kernel has forgotten {forgotten} inodes, not {at_least}");
+    Ok(())
+}
+
+/// Inodes that the kernel has cached, of which it tells the number first.
+fn inodes(counts: &File) -> Result<u64> {
+    let mut text = [0; 64];
+    let length = counts.read_at(&mut text, 0)?;
+    let text = str::from_utf8(&text[..length])?;
+    let count = text.split_whitespace().next().and_then(|word| word.parse().ok());
+    count.with_context(|| format!("{INODES} has '{text}'"))
+}
+
+/// The number of pieces in which a file is on the storage.
+pub(super) fn extents(file: &File) -> Result<u32> {
+    /// `struct fiemap` without room for extents: the file system counts them.
+    #[repr(C)]
+    struct Asked {
+        start: u64,
+        length: u64,
+        flags: u32,
+        mapped: u32,
+        room: u32,
+        reserved: u32,
+    }
+    const FIEMAP: Opcode = 0xc020_660b;
+    let mut asked = Asked { start: 0, length: u64::MAX, flags: 0, mapped: 0, room: 0, reserved: 0 };
+    // SAFETY: the kernel reads and writes the structure, and nothing after it without room.
+    #[allow(unsafe_code)]
+    unsafe {
+        ioctl(file, Updater::<FIEMAP, Asked>::new(&mut asked)).context("counting extents")?;
+    }
+    Ok(asked.mapped)
 }
 
 /// The number of interrupts by which CPUs have flushed each other's TLBs so far.
@@ -56,4 +102,30 @@ pub(super) fn shootdowns() -> Result<u64> {
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"));
     let counts = line.unwrap_or_default().split_whitespace();
     Ok(counts.filter_map(|word| word.parse::<u64>().ok()).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_counts_inodes() {
+        let counts = File::open(INODES).unwrap();
+        // Also when it asks again.
+        for _ in 0..2 {
+            assert!(inodes(&counts).unwrap() > 0);
+        }
+    }
+
+    #[test]
+    fn a_file_has_pieces() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), [7; 10_000]).unwrap();
+        file.as_file().sync_all().unwrap();
+        match extents(file.as_file()) {
+            Ok(pieces) => assert!((1..=3).contains(&pieces), "{pieces}"),
+            // The file system has no such question.
+            Err(error) => println!("left out: {error:#}"),
+        }
+    }
 }

@@ -9,7 +9,8 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use vellum_dax::{Backend, DaxFile, Heap, Options};
 
-use super::kernel::{KeptBound, shootdowns};
+use super::aged::Aged;
+use super::kernel::{KeptBound, extents, shootdowns};
 use super::way::{bytes_of, heap, heaps_by_table};
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
@@ -22,6 +23,14 @@ pub const DAX_ONCE: Experiment = Experiment {
     shows: "small files opened, read once and closed: read, mmap, ephemeral mappings",
     source: "MICRO'22, sections III, IV.B, IV.C and V.B",
     run,
+};
+
+/// The same on a file system that has seen many files come and go.
+pub const DAX_ONCE_AGED: Experiment = Experiment {
+    name: "dax-once-aged",
+    shows: "the same as dax-once in an aged file system",
+    source: "MICRO'22, sections III and V.B, figures 1a and 4",
+    run: run_aged,
 };
 
 /// Bytes of a file.
@@ -82,12 +91,30 @@ enum Way<'a> {
 }
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
-    let folder = context.make_directory("dax-once")?;
+    run_in(context, &context.make_directory("dax-once")?)
+}
+
+fn run_aged(context: &Context<'_>) -> Result<Outcome> {
+    let folder = context.make_directory("dax-once-aged")?;
+    let aged = Aged::make(&folder, &context.progress)?;
+    let mut outcome = run_in(context, &folder)?;
+    outcome.notes.push(aged.note());
+    Ok(outcome)
+}
+
+fn run_in(context: &Context<'_>, folder: &Path) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let by_mmap = heap(Backend::Mmap, None)?;
     let heaps = heaps_by_table([None, Some(1), Some(512)], &mut outcome);
     for size in SIZES {
-        let files = Files::new(&folder, size, context.pick(200, 2_000))?;
+        let files = Files::new(folder, size, context.pick(200, 2_000))?;
+        let pieces = files.used.iter().map(|path| extents(&File::open(path)?));
+        let pieces = pieces.sum::<Result<u32>>()?;
+        outcome.rows.push(Row::count(
+            format!("pieces of a file of {} KiB", size >> 10),
+            f64::from(pieces) / files.used.len() as f64,
+            "extents",
+        ));
         for threads in [1, 2] {
             let mut ways = vec![
                 ("read", Way::Read, &files.used),
@@ -114,7 +141,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         files.remove()?;
     }
     if let Some([batched, _, large]) = &heaps {
-        count_flushes(&folder, &mut outcome, &[&by_mmap, batched, large])?;
+        count_flushes(folder, &mut outcome, &[&by_mmap, batched, large])?;
     }
     outcome.notes.push(
         "A sample opens each file, adds up its words and closes it. `read` reads into a buffer \

@@ -2,12 +2,15 @@
 //! mapped or read, searched once and closed.
 
 use std::cell::Cell;
+use std::fs::File;
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use vellum_dax::{Backend, Heap, tables};
 
-use super::kernel::{KeptBound, forget_inodes};
+use super::aged::Aged;
+use super::kernel::{KeptBound, extents, forget_inodes};
 use super::source_tree::SourceTree;
 use super::way::{Way, heap, heaps_by_table};
 use crate::{Context, Experiment};
@@ -20,6 +23,14 @@ pub const DAX_SEARCH: Experiment = Experiment {
     shows: "text search in a source tree: read, mmap, ephemeral mappings, file tables",
     source: "MICRO'22, section V.C, figure 9a",
     run,
+};
+
+/// The same on a file system that has seen many files come and go.
+pub const DAX_SEARCH_AGED: Experiment = Experiment {
+    name: "dax-search-aged",
+    shows: "the same as dax-search in an aged file system",
+    source: "MICRO'22, section V.C, figure 9a",
+    run: run_aged,
 };
 
 /// KiB that unused tables may take, if they are to hold those of the whole tree.
@@ -62,12 +73,24 @@ impl<'a> Contest<'a> {
 }
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
-    let folder = context.make_directory("dax-search")?;
+    run_in(context, &context.make_directory("dax-search")?)
+}
+
+fn run_aged(context: &Context<'_>) -> Result<Outcome> {
+    let folder = context.make_directory("dax-search-aged")?;
+    let aged = Aged::make(&folder, &context.progress)?;
+    let mut outcome = run_in(context, &folder)?;
+    outcome.notes.push(aged.note());
+    Ok(outcome)
+}
+
+fn run_in(context: &Context<'_>, folder: &Path) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let by_mmap = heap(Backend::Mmap, None)?;
     let heaps = heaps_by_table([None, Some(512)], &mut outcome);
     let make = |name, files| SourceTree::make(&folder.join(name), files, 18, &context.progress);
     let trees = [make("tree", context.pick(3_000, 10_000))?, make("small", FEWER_FILES)?];
+    count_pieces(&mut outcome, &trees[0])?;
     let enough = KeptBound::of(ENOUGH)?;
     let usual = enough.as_ref().map_or(Ok(0), KeptBound::before)?;
     let contests = contests(&trees, &by_mmap, heaps.as_ref());
@@ -158,7 +181,7 @@ fn rate(contest: &Contest<'_>, usual: u64, threads: usize) -> Result<f64> {
         Before::Inodes => {}
         Before::NoTables => KeptBound::free_all()?,
         Before::Tables | Before::UsualTables => search()?,
-        Before::Nothing => forget_inodes()?,
+        Before::Nothing => forget_inodes(0)?,
     }
     let before = resumed()?;
     let start = Instant::now();
@@ -166,6 +189,18 @@ fn rate(contest: &Contest<'_>, usual: u64, threads: usize) -> Result<f64> {
     let seconds = start.elapsed().as_secs_f64();
     contest.resumed.set(resumed()? - before);
     Ok(tree.holds.files as f64 / seconds)
+}
+
+/// In how many pieces the tree's files are.
+fn count_pieces(outcome: &mut Outcome, tree: &SourceTree) -> Result<()> {
+    let pieces = tree.files()?.into_iter().map(|path| extents(&File::open(path)?));
+    let pieces = pieces.collect::<Result<Vec<u32>>>()?;
+    let files = pieces.len() as f64;
+    let all = f64::from(pieces.iter().sum::<u32>());
+    outcome.rows.push(Row::count("pieces of a file of the tree", all / files, "extents"));
+    let several = pieces.iter().filter(|pieces| **pieces > 1).count() as f64;
+    outcome.rows.push(Row::count("files in several pieces", several * 100.0 / files, "%"));
+    Ok(())
 }
 
 /// How often kept tables were used again so far.

@@ -96,6 +96,28 @@ impl SourceTree {
         Ok(Self { root: root.to_owned(), holds })
     }
 
+    /// All files.
+    pub(super) fn files(&self) -> Result<Vec<PathBuf>> {
+        let (mut folders, mut files) = (vec![self.root.clone()], Vec::new());
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(&folder)? {
+                let entry = entry?;
+                let list = if entry.file_type()?.is_dir() { &mut folders } else { &mut files };
+                list.push(entry.path());
+            }
+        }
+        Ok(files)
+    }
+
+    /// Writes all files anew, with the same contents.
+    pub(super) fn renew(&self) -> Result<()> {
+        for path in self.files()? {
+            let bytes = fs::read(&path)?;
+            fs::write(&path, bytes).with_context(|| format!("writing {}", path.display()))?;
+        }
+        Ok(())
+    }
+
     /// Searches all files, by threads that take one folder after the other.
     pub(super) fn search(&self, way: Way<'_>, threads: usize) -> Result<Found> {
         let folders = Folders::new(self.root.clone());
@@ -245,6 +267,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let tree = SourceTree::make(folder.path(), 1_500, 1, &Progress::hidden()).unwrap();
         assert!(tree.holds.places > 60, "{:?}", tree.holds);
+        assert_eq!(tree.files().unwrap().len(), 1_500);
+        tree.renew().unwrap();
         let by_mmap = heap(Backend::Mmap, None).unwrap();
         for way in [Way::Read, Way::Populated, Way::Heap(&by_mmap)] {
             for threads in [1, 3] {

@@ -1,7 +1,8 @@
 //! The ways in which all bytes of a file come to a program that uses them once.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read as _;
+use std::path::Path;
 
 use anyhow::Result;
 use vellum_bench::report::Outcome;
@@ -54,8 +55,28 @@ impl Way<'_> {
 
 /// A heap for reading.
 pub(super) fn heap(backend: Backend, batch: Option<u32>) -> vellum_dax::Result<Heap> {
+    heap_for(Access::Read, backend, batch)
+}
+
+/// A heap with these rights.
+pub(super) fn heap_for(
+    access: Access,
+    backend: Backend,
+    batch: Option<u32>,
+) -> vellum_dax::Result<Heap> {
     let backend = BackendChoice::Only(backend);
-    Heap::new(&HeapOptions { backend, batch, ..HeapOptions::new(Access::Read) })
+    Heap::new(&HeapOptions { backend, batch, ..HeapOptions::new(access) })
+}
+
+/// A heap of the module for reading and writing, if files of this folder can have tables. If not,
+/// the outcome says why.
+pub(super) fn table_and_heap(folder: &Path, outcome: &mut Outcome) -> Result<Option<Heap>> {
+    let probe = folder.join("probe");
+    let backend = BackendChoice::Only(Backend::Table);
+    let table = DaxFile::create(&probe, &Options { backend, ..Options::default() });
+    let heap = table.and_then(|_| heap_for(Access::ReadWrite, Backend::Table, None));
+    fs::remove_file(&probe)?;
+    Ok(heap.map_err(|error| outcome.notes.push(format!("Without file tables: {error}."))).ok())
 }
 
 /// Heaps of the module for reading, one for each number of unmapped ranges that it flushes at once.
@@ -95,7 +116,7 @@ mod tests {
         // A buffer that has seen a longer file shows no more than the file.
         for bytes in [vec![7; 70_000], vec![8; 5]] {
             let path = folder.path().join("file");
-            std::fs::write(&path, &bytes).unwrap();
+            fs::write(&path, &bytes).unwrap();
             for way in [Way::Read, Way::Populated, Way::Heap(&by_mmap)] {
                 let file = File::open(&path).unwrap();
                 let seen = way.use_once(file, &mut buffer, <[u8]>::to_vec).unwrap();
