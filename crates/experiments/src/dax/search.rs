@@ -181,7 +181,10 @@ fn rate(contest: &Contest<'_>, usual: u64, threads: usize) -> Result<f64> {
         Before::Inodes => {}
         Before::NoTables => KeptBound::free_all()?,
         Before::Tables | Before::UsualTables => search()?,
-        Before::Nothing => forget_inodes(0)?,
+        Before::Nothing => {
+            tree.renew()?;
+            forget_inodes(tree.holds.files as u64)?;
+        }
     }
     let before = resumed()?;
     let start = Instant::now();
