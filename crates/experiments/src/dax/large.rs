@@ -19,6 +19,9 @@ use vellum_dax::{
 /// A part of a file that begins with a word that follows from its number.
 pub(super) const UNIT: u64 = 1 << 10;
 
+/// Bytes of a huge page.
+pub(super) const HUGE: u64 = 2 << 20;
+
 /// Bytes of a piece of a file in pieces, and the bytes after each that the file loses.
 const PIECE: u64 = 64 << 10;
 const LOST: u64 = 4 << 10;
@@ -59,8 +62,11 @@ impl Layout {
     ) -> Result<()> {
         let mut file = File::create(path).with_context(|| format!("making {}", path.display()))?;
         if self == Layout::Row {
-            // Asked for at once, they are at multiples of 2 MiB, and `mmap` takes huge pages.
-            fallocate(&file, FallocateFlags::empty(), 0, length)?;
+            // Pieces of that size begin at multiples of it, and then `mmap` takes huge pages.
+            for start in (0..length).step_by(HUGE as usize) {
+                let bytes = HUGE.min(length - start);
+                fallocate(&file, FallocateFlags::empty(), start, bytes)?;
+            }
         }
         let mut piece = vec![0; PIECE as usize];
         for start in (0..length).step_by(PIECE as usize) {

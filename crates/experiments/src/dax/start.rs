@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use vellum_dax::{Access, Backend, Durability, forget_table, store_table, tables};
 
 use super::kernel::forget_inodes;
-use super::large::{Interface, Large, Layout, View};
+use super::large::{HUGE, Interface, Large, Layout, View};
 use super::way::table_and_heap;
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, Samples, alternate};
@@ -30,9 +30,6 @@ const VALUE: u64 = 16 << 10;
 
 /// Bytes of a slot of the hash table: a key plus one, and where its value is.
 const SLOT: u64 = 16;
-
-/// The hash table and the values begin and end at multiples of a huge page.
-const HUGE: u64 = 2 << 20;
 
 /// Gets of a sample, for each value.
 const GETS: u64 = 6;
@@ -60,7 +57,7 @@ impl Store {
         (2 * self.values).next_power_of_two()
     }
 
-    /// Where the values begin.
+    /// Where the values begin: they share no huge page with the hash table.
     fn index(self) -> u64 {
         (self.slots() * SLOT).next_multiple_of(HUGE)
     }
