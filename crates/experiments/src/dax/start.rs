@@ -248,11 +248,13 @@ fn measure(
         }
         samples[0].median()
     };
-    add("first answer", "ms", &|course| course.first * 1e3);
+    let first = add("first answer", "ms", &|course| course.first * 1e3);
     // A time at which mmap is still on its way.
     let early = add("full speed", "ms", &|course| course.until_full() * 1e3) / 2.0;
-    let what = format!("answers in the first {early:.1} ms");
-    add(&what, "gets", &|course| course.gets_until(early / 1e3));
+    if early > first {
+        let what = format!("answers in the first {early:.1} ms");
+        add(&what, "gets", &|course| course.gets_until(early / 1e3));
+    }
     add("rate at last", "gets/s", &|course| WINDOW as f64 / course.at_last());
     outcome.charts.push(chart(layout, contests));
     Ok(())
