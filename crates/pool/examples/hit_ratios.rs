@@ -5,6 +5,7 @@
 //! unless told, and data of 8 times as many pages. One thread makes 60 accesses for each frame, of
 //! which the second half counts. The threads that evict in the background make the last digit vary.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_pool::device::{Device, MemoryDevice};
@@ -35,19 +36,28 @@ impl Random {
 enum Workload {
     Uniform,
     Zipf,
-    /// A hot set of nine tenths of the pool, and a scan with this share of the accesses. Only
-    /// accesses to the hot set count.
-    Scanned(f64),
+    /// A hot set of nine tenths of the pool, and a scan with this share of the accesses, which
+    /// reads pages ahead or not. Only accesses to the hot set count.
+    Scanned(f64, ReadAhead),
     Loop,
 }
 
+#[derive(Clone, Copy, PartialEq)]
+enum ReadAhead {
+    No,
+    /// As far as scans of a store do.
+    Yes,
+}
+
 /// In their order: the name, the accesses, and the share of them that change the page.
-const WORKLOADS: [(&str, Workload, f64); 6] = [
+const WORKLOADS: [(&str, Workload, f64); 8] = [
     ("uniform", Workload::Uniform, 0.0),
     ("zipf 0.99", Workload::Zipf, 0.0),
-    ("hot set, half scan", Workload::Scanned(0.5), 0.0),
-    ("the same, 80 % dirty", Workload::Scanned(0.5), 0.8),
-    ("hot set, a fifth scan", Workload::Scanned(0.2), 0.0),
+    ("hot set, half scan", Workload::Scanned(0.5, ReadAhead::No), 0.0),
+    ("read ahead", Workload::Scanned(0.5, ReadAhead::Yes), 0.0),
+    ("the same, 80 % dirty", Workload::Scanned(0.5, ReadAhead::No), 0.8),
+    ("hot set, a fifth scan", Workload::Scanned(0.2, ReadAhead::No), 0.0),
+    ("read ahead", Workload::Scanned(0.2, ReadAhead::Yes), 0.0),
     ("loop over 1.1 pools", Workload::Loop, 0.0),
 ];
 
@@ -83,8 +93,10 @@ fn hits(workload: Workload, dirty: f64, frames: u64, options: PoolOptions) -> Ou
     let mut next = accesses(workload, frames, pages);
     let (mut counted, mut hits) = (0_u64, 0_u64);
     for number in 0..60 * frames {
-        let (page, counts) = next(number, &mut random);
+        let Access { page, counts, ahead } = next(number, &mut random);
         let page = PageRef::new(page, 1);
+        let ahead: Vec<PageRef> = ahead.map(|id| PageRef::new(id, 1)).collect();
+        pool.evict_and_prefetch(&ahead);
         if counts && number >= 30 * frames {
             counted += 1;
             hits += u64::from(pool.is_resident(page));
@@ -97,12 +109,25 @@ fn hits(workload: Workload, dirty: f64, frames: u64, options: PoolOptions) -> Ou
     Ok(hits as f64 / counted as f64)
 }
 
-/// Maps an access's number to its page, and whether the access counts.
-type Accesses = Box<dyn FnMut(u64, &mut Random) -> (u64, bool)>;
+struct Access {
+    page: u64,
+    counts: bool,
+    /// Pages to read ahead before.
+    ahead: Range<u64>,
+}
+
+impl Access {
+    fn to(page: u64) -> Access {
+        Access { page, counts: true, ahead: 0..0 }
+    }
+}
+
+/// Maps an access's number to it.
+type Accesses = Box<dyn FnMut(u64, &mut Random) -> Access>;
 
 fn accesses(workload: Workload, frames: u64, pages: u64) -> Accesses {
     match workload {
-        Workload::Uniform => Box::new(move |_, random| (random.below(pages), true)),
+        Workload::Uniform => Box::new(move |_, random| Access::to(random.below(pages))),
         Workload::Zipf => {
             let sums: Vec<f64> = (1..=pages)
                 .scan(0.0, |sum, rank| {
@@ -115,19 +140,27 @@ fn accesses(workload: Workload, frames: u64, pages: u64) -> Accesses {
                 let drawn = random.fraction() * all;
                 let rank = sums.partition_point(|sum| *sum < drawn) as u64;
                 // Neighbours in rank lie apart.
-                (rank * 0x9e37_79b1 % pages, true)
+                Access::to(rank * 0x9e37_79b1 % pages)
             })
         }
-        Workload::Scanned(share) => {
-            let (hot, mut scanned) = (frames * 9 / 10, 0);
+        Workload::Scanned(share, read_ahead) => {
+            let (hot, mut page, mut read) = (frames * 9 / 10, pages, pages);
+            let (most, block) = ((frames / 8).min(1_024), (frames / 64).min(64));
             Box::new(move |_, random| {
                 if random.fraction() >= share {
-                    return (random.below(hot), true);
+                    return Access::to(random.below(hot));
                 }
-                scanned = (scanned + 1) % (pages - hot);
-                (hot + scanned, false)
+                page += 1;
+                if page >= pages {
+                    (page, read) = (hot, hot);
+                }
+                let from = read;
+                if read_ahead == ReadAhead::Yes && read <= page + most - block {
+                    read = (page + most).min(pages);
+                }
+                Access { page, counts: false, ahead: from..read }
             })
         }
-        Workload::Loop => Box::new(move |number, _| (number % (frames + frames / 10), true)),
+        Workload::Loop => Box::new(move |number, _| Access::to(number % (frames + frames / 10))),
     }
 }

@@ -41,6 +41,8 @@ pub(crate) struct Core {
     pub(crate) parking: ParkingLot,
     pub(crate) budget: FrameBudget,
     pub(crate) policy: Box<dyn ReplacementPolicy>,
+    /// What [`ReplacementPolicy::looks_into_slots`] says.
+    pub(crate) policy_looks_into_slots: bool,
     pub(crate) format: Arc<dyn PageFormat>,
     pub(crate) counters: Counters,
     /// None in a pool without huge pages.
@@ -155,6 +157,7 @@ impl Core {
             dirty,
             parking: ParkingLot::new(),
             budget: FrameBudget::new(capacity),
+            policy_looks_into_slots: policy.looks_into_slots(),
             policy,
             format,
             counters: Counters::new(),

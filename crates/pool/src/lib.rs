@@ -77,7 +77,7 @@ pub use pool::fix_async::{FixExclusive, FixShared};
 pub use pool::load::{FixOutcome, PendingRead};
 pub use pool::options::{PoolOptions, PoolSize, Translation};
 pub use replacement::{
-    Clock, MarkOutcome, Replacement, ReplacementPolicy, ResidentSet, Residents, S3Fifo,
+    Arrival, Clock, MarkOutcome, Replacement, ReplacementPolicy, ResidentSet, Residents, S3Fifo,
 };
 pub use space::{Space, SpaceError, SpaceSnapshot};
 pub use statistics::PoolStats;

@@ -53,6 +53,9 @@ fn inverse_modulo(number: usize, modulus: usize) -> usize {
 /// A thread that looks for the next entry finds so many lines empty itself.
 const LINES_LOOKED_AT: usize = 32;
 
+/// ... and looks at the bits of so many (64 words).
+pub(crate) const LINES_PASSED: usize = 64 * LINES_OF_WORD;
+
 impl ScatteredLines {
     /// For a table of so many lines, at least one, without entries. None if there is no address
     /// space.
@@ -113,14 +116,16 @@ impl ScatteredLines {
 
     /// How many positions without an entry there are from a position on, up to the end of the table
     /// at most, as far as whole lines tell: none for a position within a line. It looks into a few
-    /// lines at most. `is_empty` looks at an entry in the order `SeqCst`.
+    /// lines and at a few words of bits at most. `is_empty` looks at an entry in the order
+    /// `SeqCst`.
     pub(crate) fn empty_from(&self, position: usize, is_empty: impl Fn(usize) -> bool) -> usize {
         if !position.is_multiple_of(LINE) {
             return 0;
         }
         let first = position / LINE;
         let (mut rank, mut cleared) = (first, 0);
-        while rank < self.lines && cleared < LINES_LOOKED_AT {
+        let end = self.lines.min(first + LINES_PASSED);
+        while rank < end && cleared < LINES_LOOKED_AT {
             let word = self.used[rank / LINES_OF_WORD].load(Ordering::Relaxed);
             let ahead = word >> (rank % LINES_OF_WORD);
             if ahead == 0 {

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering};
 
 use proptest::prelude::*;
-use vellum_pool::{Clock, MarkOutcome, PageRef, ReplacementPolicy, Residents, S3Fifo};
+use vellum_pool::{Arrival, Clock, MarkOutcome, PageRef, ReplacementPolicy, Residents, S3Fifo};
 
 fn policies(frames: u64) -> Vec<Box<dyn ReplacementPolicy>> {
     vec![Box::new(Clock::new(frames)), Box::new(S3Fifo::new(frames))]
@@ -23,12 +23,16 @@ enum Mark {
     InUse,
 }
 
-#[derive(Debug, Default)]
-struct Model(RefCell<BTreeMap<PageRef, Mark>>);
+/// The resident pages. Those of one frame lie in slots if the policy looks into these.
+#[derive(Debug)]
+struct Model {
+    pages: RefCell<BTreeMap<PageRef, Mark>>,
+    slots: RefCell<Vec<Option<PageRef>>>,
+}
 
 impl Residents for Model {
     fn try_mark(&self, page: PageRef) -> MarkOutcome {
-        match self.0.borrow_mut().get_mut(&page) {
+        match self.pages.borrow_mut().get_mut(&page) {
             Some(Mark::Marked) => MarkOutcome::AlreadyMarked,
             Some(mark @ Mark::Unlocked) => {
                 *mark = Mark::Marked;
@@ -38,34 +42,76 @@ impl Residents for Model {
             None => panic!("{page} is not resident, but the policy looks at it"),
         }
     }
+
+    fn slot_positions(&self) -> usize {
+        self.slots.borrow().len()
+    }
+
+    fn page_in_slot_at(&self, position: usize) -> Option<PageRef> {
+        self.slots.borrow()[position]
+    }
+
+    fn empty_slots_from(&self, position: usize) -> usize {
+        self.slots.borrow()[position..].iter().take_while(|slot| slot.is_none()).count()
+    }
 }
 
 impl Model {
-    fn frames(&self) -> u64 {
-        self.0.borrow().keys().map(|page| u64::from(page.frames)).sum()
+    fn new(policy: &dyn ReplacementPolicy, frames: usize) -> Model {
+        let slots = if policy.looks_into_slots() { frames } else { 0 };
+        Model { pages: RefCell::default(), slots: RefCell::new(vec![None; slots]) }
     }
 
-    fn pages(&self) -> BTreeSet<PageRef> {
-        self.0.borrow().keys().copied().collect()
+    /// Admits a page that is not resident; one of a single frame to this slot, or one after it.
+    fn admit(&self, policy: &dyn ReplacementPolicy, page: PageRef, slot: usize, arrival: Arrival) {
+        let mut slots = self.slots.borrow_mut();
+        let count = slots.len();
+        if page.frames == 1 && count > 0 {
+            let free = (slot..slot + count).find(|slot| slots[slot % count].is_none());
+            let free = free.expect("as many slots as frames") % count;
+            slots[free] = Some(page);
+            policy.admit_in_slot(free, arrival);
+        } else {
+            policy.admit(page, arrival);
+        }
+        drop(slots);
+        self.set(page, Mark::Unlocked);
+    }
+
+    fn is_in_slot(&self, page: PageRef) -> bool {
+        self.slots.borrow().contains(&Some(page))
+    }
+
+    fn frames(&self) -> u64 {
+        self.pages.borrow().keys().map(|page| u64::from(page.frames)).sum()
+    }
+
+    /// The pages that the policy has in its own set.
+    fn pages_of_policy(&self) -> BTreeSet<PageRef> {
+        let pages = self.pages.borrow();
+        pages.keys().copied().filter(|page| !self.is_in_slot(*page)).collect()
     }
 
     fn with_id(&self, id: u64) -> Option<PageRef> {
-        self.0.borrow().keys().find(|page| page.id.0 == id).copied()
+        self.pages.borrow().keys().find(|page| page.id.0 == id).copied()
     }
 
     fn set(&self, page: PageRef, mark: Mark) {
-        self.0.borrow_mut().insert(page, mark);
+        self.pages.borrow_mut().insert(page, mark);
     }
 
     fn forget(&self, policy: &dyn ReplacementPolicy, page: PageRef) {
-        policy.forget(page);
-        self.0.borrow_mut().remove(&page);
+        match self.slots.borrow_mut().iter_mut().find(|slot| **slot == Some(page)) {
+            Some(slot) => *slot = None,
+            None => policy.forget(page),
+        }
+        self.pages.borrow_mut().remove(&page);
     }
 
     /// Asks for candidates and checks them. Evicts those with even indexes.
     fn evict(&self, policy: &dyn ReplacementPolicy, frames: u64, most: usize) {
         let mut found = Vec::new();
-        let could_go = self.0.borrow().values().any(|mark| *mark != Mark::InUse);
+        let could_go = self.pages.borrow().values().any(|mark| *mark != Mark::InUse);
         policy.candidates(self, frames, most, &mut found);
         assert!(!found.is_empty() || !could_go, "something could go");
         assert!(found.len() <= most);
@@ -74,15 +120,15 @@ impl Model {
         let distinct: BTreeSet<PageRef> = found.iter().copied().collect();
         assert_eq!(distinct.len(), found.len(), "no page twice");
         for page in found.iter().step_by(2) {
-            assert_eq!(self.0.borrow()[page], Mark::Marked, "{page} is no candidate");
+            assert_eq!(self.pages.borrow()[page], Mark::Marked, "{page} is no candidate");
             self.forget(policy, *page);
         }
     }
 }
 
-/// The page with an id. Its number of frames follows from the id.
+/// The page with an id. Its number of frames follows from the id. Half of the pages have one.
 fn page(id: u64) -> PageRef {
-    PageRef::new(id * 10, 1 + (id % 7) as u32)
+    PageRef::new(id * 10, 1 + (id % 7).saturating_sub(3) as u32)
 }
 
 proptest! {
@@ -91,7 +137,7 @@ proptest! {
         steps in prop::collection::vec((0u8..6, 0u64..50, 1usize..9), 1..300),
     ) {
         for policy in policies(60) {
-            let model = Model::default();
+            let model = Model::new(&*policy, 60);
             for &(step, id, size) in &steps {
                 match (step, model.with_id(page(id).id.0)) {
                     (0, _) => model.evict(&*policy, size as u64, size),
@@ -99,12 +145,12 @@ proptest! {
                     (2, Some(page)) => model.set(page, Mark::InUse),
                     (_, Some(page)) => model.set(page, Mark::Unlocked),
                     (_, None) if model.frames() + u64::from(page(id).frames) <= 60 => {
-                        policy.admit(page(id));
-                        model.set(page(id), Mark::Unlocked);
+                        let arrival = [Arrival::Needed, Arrival::Ahead][size % 2];
+                        model.admit(&*policy, page(id), id as usize * size, arrival);
                     }
                     _ => {}
                 }
-                let (resident, shown) = (model.pages(), RefCell::new(BTreeSet::new()));
+                let (resident, shown) = (model.pages_of_policy(), RefCell::new(BTreeSet::new()));
                 policy.for_each(&mut |page| assert!(shown.borrow_mut().insert(page)));
                 prop_assert_eq!(shown.into_inner(), resident.clone());
                 prop_assert_eq!(policy.contains(page(id)), resident.contains(&page(id)));
@@ -159,7 +205,7 @@ impl Shared<'_> {
                     self.free.fetch_add(frames, Ordering::AcqRel);
                     self.evict();
                 }
-                self.policy.admit(page);
+                self.policy.admit(page, Arrival::Needed);
                 assert!(self.policy.contains(page), "{page} was just admitted, and is locked");
                 state.store(UNLOCKED, Ordering::Release);
             }
@@ -253,9 +299,9 @@ fn churn(pool: &Shared<'_>, seed: u64) {
 #[test]
 fn the_search_ends_when_all_pages_are_in_use() {
     for policy in policies(20_000) {
-        let model = Model::default();
+        let model = Model::new(&*policy, 0);
         for id in 0..4_000 {
-            policy.admit(page(id));
+            policy.admit(page(id), Arrival::Needed);
             model.set(page(id), Mark::InUse);
         }
         let mut found = Vec::new();

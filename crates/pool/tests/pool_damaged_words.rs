@@ -13,7 +13,7 @@ use common::tasks::block_on;
 use common::{generation, new_page, open, options, push_out, stamp, stamped};
 use vellum_pool::device::MemoryDevice;
 use vellum_pool::{
-    BackendKind, Clock, PAGE_SIZE, PageRef, Pool, PoolError, PoolOptions, RawPages,
+    Arrival, BackendKind, Clock, PAGE_SIZE, PageRef, Pool, PoolError, PoolOptions, RawPages,
     ReplacementPolicy, Residents, Space, StatePlace, Translation,
 };
 
@@ -460,9 +460,9 @@ impl std::fmt::Debug for Policy {
 }
 
 impl ReplacementPolicy for Policy {
-    fn admit(&self, page: PageRef) {
+    fn admit(&self, page: PageRef, arrival: Arrival) {
         self.0.call(Asked::Admit, page);
-        self.0.clock.admit(page);
+        self.0.clock.admit(page, arrival);
     }
 
     fn forget(&self, page: PageRef) {

@@ -17,7 +17,7 @@ use vellum_pool::device::{
     Direct, Fault, FileDevice, FileOptions, IoEngineChoice, MemoryDevice, Operation,
 };
 use vellum_pool::{
-    BackendChoice, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space,
+    Arrival, BackendChoice, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space,
 };
 use vellum_testing::patience::SetWhenDropped;
 use vellum_vm::{Errno, memory_limit};
@@ -125,7 +125,7 @@ fn a_reference_longer_than_any_page_is_an_error_even_in_a_huge_pool() {
     #[derive(Debug)]
     struct Nothing;
     impl vellum_pool::ReplacementPolicy for Nothing {
-        fn admit(&self, _: PageRef) {}
+        fn admit(&self, _: PageRef, _: Arrival) {}
         fn forget(&self, _: PageRef) {}
         fn contains(&self, _: PageRef) -> bool {
             true

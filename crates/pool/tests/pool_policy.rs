@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use common::{Storage, filled, generation, new_page, open, options, scratch_dir};
-use vellum_pool::{MarkOutcome, PageRef, PoolOptions, ReplacementPolicy, Residents};
+use vellum_pool::{Arrival, MarkOutcome, PageRef, PoolOptions, ReplacementPolicy, Residents};
 
 #[derive(Debug, Default)]
 struct Log {
@@ -23,7 +23,7 @@ struct Log {
 struct Fifo(Arc<Mutex<Log>>);
 
 impl ReplacementPolicy for Fifo {
-    fn admit(&self, page: PageRef) {
+    fn admit(&self, page: PageRef, _arrival: Arrival) {
         let mut log = self.0.lock().unwrap();
         let before = log.resident.insert(page.id.0, page);
         assert_eq!(before, None, "admitted twice");

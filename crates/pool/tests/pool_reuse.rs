@@ -14,8 +14,8 @@ use common::{PATIENCE, faulty, faulty_with, generation, new_page, options, stamp
 use rustix::io::Errno;
 use vellum_pool::device::{Device, Fault, MemoryDevice, Operation};
 use vellum_pool::{
-    Clock, PageDamage, PageFormat, PageRange, PageRef, Pool, PoolError, PoolOptions, RawPages,
-    ReplacementPolicy, Residents, Space,
+    Arrival, Clock, PageDamage, PageFormat, PageRange, PageRef, Pool, PoolError, PoolOptions,
+    RawPages, ReplacementPolicy, Residents, Space,
 };
 
 /// One page per batch and no background threads, so that the test decides on the order of events.
@@ -128,8 +128,8 @@ struct Late {
 }
 
 impl ReplacementPolicy for Late {
-    fn admit(&self, page: PageRef) {
-        self.clock.admit(page);
+    fn admit(&self, page: PageRef, arrival: Arrival) {
+        self.clock.admit(page, arrival);
     }
 
     fn forget(&self, page: PageRef) {

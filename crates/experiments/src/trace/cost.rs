@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use vellum_pool::{MarkOutcome, PageRef, ReplacementPolicy, Residents};
+use vellum_pool::{Arrival, MarkOutcome, PageRef, ReplacementPolicy, Residents};
 
 use vellum_bench::workload::values::Random;
 
@@ -49,7 +49,7 @@ impl States<'_> {
                     self.free.fetch_add(1, Ordering::AcqRel);
                     self.evict(candidates);
                 }
-                self.policy.admit(PageRef::new(page, 1));
+                self.policy.admit(PageRef::new(page, 1), Arrival::Needed);
                 word.store(UNLOCKED, Ordering::Release);
                 return true;
             }

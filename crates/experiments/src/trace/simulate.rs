@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use vellum_pool::{MarkOutcome, PageRef, ReplacementPolicy, Residents};
+use vellum_pool::{Arrival, MarkOutcome, PageRef, ReplacementPolicy, Residents};
 
 use super::Trace;
 
@@ -94,7 +94,7 @@ pub fn run(trace: &Trace, frames: u32, policy: &dyn ReplacementPolicy) -> Counts
             free += candidates.len();
             counts.evicted += candidates.len();
         }
-        policy.admit(PageRef::new(u64::from(*page), 1));
+        policy.admit(PageRef::new(u64::from(*page), 1), Arrival::Needed);
         free -= 1;
         states.states.borrow_mut()[*page as usize] = State::Unlocked;
     }

@@ -10,6 +10,7 @@ use crate::page::PageRef;
 use crate::page::state::{Leave, State};
 use crate::pool::Pool;
 use crate::pool::fix::ExclusiveGuard;
+use crate::replacement::Arrival;
 use crate::space::SpaceSnapshot;
 use crate::statistics::counters::Event;
 use crate::sync::lock;
@@ -84,7 +85,7 @@ impl Pool {
             claimed => claimed?,
         };
         reserved.keep();
-        self.core.admit(placed);
+        self.core.admit(placed, Arrival::Needed);
         // A word that was damaged since is right again, and the caller gets the page.
         let _ = self.core.check_word(page);
         self.core.counters.count(Event::Allocate);
@@ -107,7 +108,7 @@ impl Pool {
         let mut reserved = self.eviction.reserve(page)?;
         let placed = self.core.claim_unallocated(page, &mut reserved)?;
         reserved.keep();
-        self.core.admit(placed);
+        self.core.admit(placed, Arrival::Needed);
         // As in `allocate_in`: otherwise a page of zeros would stay.
         let _ = self.core.check_word(page);
         let mut guard = ExclusiveGuard::new(&self.core, self.core.held(page), page, true)?;

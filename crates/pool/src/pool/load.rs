@@ -12,6 +12,7 @@ use crate::page::PageRef;
 use crate::page::state::{Leave, PageState, State, Word};
 use crate::pool::Pool;
 use crate::pool::fix::SharedGuard;
+use crate::replacement::Arrival;
 use crate::residence::{ClaimOutcome, RETRIES, Undo};
 use crate::statistics::counters::Event;
 use crate::sync::{Mutex, lock};
@@ -85,7 +86,7 @@ impl Claimed<'_> {
                 result
             }
         };
-        core.finish_read(page, undo, result, true)?;
+        core.finish_read(page, undo, result, Arrival::Needed)?;
         self.undo = None;
         self.reserved.take().into_iter().for_each(ReservedPage::keep);
         core.counters.count(Event::Miss);
@@ -337,10 +338,12 @@ struct AsyncRead {
 impl AsyncRead {
     /// Publishes the page, or undoes its claim.
     fn complete(mut self, result: io::Result<()>, event: Event) {
-        // A repair keeps other reads waiting. If the page is only read ahead, its fix repairs it.
-        let may_repair = event != Event::Prefetch;
+        let arrival = match event {
+            Event::Prefetch => Arrival::Ahead,
+            _ => Arrival::Needed,
+        };
         let undo = self.undo.as_ref().expect("the claim stands until the read has ended");
-        match self.core.finish_read(self.page, undo, result, may_repair) {
+        match self.core.finish_read(self.page, undo, result, arrival) {
             Ok(()) => {
                 self.undo = None;
                 self.core.counters.count(event);

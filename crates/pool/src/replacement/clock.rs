@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use zerocopy::FromZeros;
 
 use super::newcomers::Newcomers;
-use super::{MarkOutcome, ReplacementPolicy, ResidentSet, Residents};
+use super::{Arrival, MarkOutcome, ReplacementPolicy, ResidentSet, Residents};
 use crate::page::PageRef;
 
 /// The search for a few candidates takes so many steps for each of them.
@@ -35,9 +35,10 @@ const LINGERING: u64 = 16;
 pub struct Clock {
     resident: ResidentSet,
     newcomers: Newcomers,
-    /// Whether the page in a place was marked since it came.
+    /// Whether the page in a place had a mark that told of accesses.
     was_marked: PlaceBits,
-    /// Whether it was accessed since its mark.
+    /// Whether it was accessed since that mark. Of a page that had none, whether it was read ahead
+    /// and got no mark.
     accessed: PlaceBits,
     hand: Hand,
 }
@@ -57,11 +58,17 @@ impl PlaceBits {
         PlaceBits(words.expect("address space for a bit for each place"))
     }
 
-    /// Returns whether the bit was set before.
-    fn set(&self, place: usize) -> bool {
-        let Some(word) = self.0.get(place / 64) else { return false };
-        let bit = 1 << (place % 64);
-        word.load(Ordering::Relaxed) & bit != 0 || word.fetch_or(bit, Ordering::Relaxed) & bit != 0
+    fn is_set(&self, place: usize) -> bool {
+        let word = self.0.get(place / 64);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) & (1 << (place % 64)) != 0)
+    }
+
+    fn set(&self, place: usize) {
+        if let Some(word) = self.0.get(place / 64)
+            && !self.is_set(place)
+        {
+            word.fetch_or(1 << (place % 64), Ordering::Relaxed);
+        }
     }
 
     /// Returns whether the bit was set.
@@ -111,9 +118,9 @@ impl Clock {
 
     /// Moves the hand by one place, or over all places up to the next one that may have a page.
     /// Returns where the hand was, and how many places it has jumped over from there.
-    fn step(&self, residents: &dyn Residents) -> (usize, usize) {
+    fn step(&self, residents: &dyn Residents, places: usize) -> (usize, usize) {
         let step = self.hand.0.fetch_add(1, Ordering::Relaxed);
-        let position = step % self.places(residents);
+        let position = step % places;
         let empty = match position.checked_sub(self.resident.slots()) {
             None => self.resident.empty_from(position),
             Some(in_slots) => residents.empty_slots_from(in_slots),
@@ -134,19 +141,34 @@ impl Clock {
     /// Marks new pages whose time has come, so many at most.
     fn mark_newcomers(&self, residents: &dyn Residents, most: usize) {
         for place in std::iter::from_fn(|| self.newcomers.take_due()).take(most) {
-            if let Some(page) = self.page_in(place, residents)
-                && let MarkOutcome::Marked = residents.try_mark(page)
-            {
-                self.was_marked.set(place);
+            if let Some(page) = self.page_in(place, residents) {
+                self.try_mark(page, place, residents);
             }
         }
     }
 
+    fn try_mark(&self, page: PageRef, place: usize, residents: &dyn Residents) -> MarkOutcome {
+        let outcome = residents.try_mark(page);
+        if outcome == MarkOutcome::Marked {
+            if self.was_marked.is_set(place) {
+                self.accessed.set(place);
+            } else if !self.accessed.clear(place) {
+                // The first mark tells nothing of accesses. Of a page that was read ahead neither
+                // does the second: a thread has needed it meanwhile.
+                self.was_marked.set(place);
+            }
+        }
+        outcome
+    }
+
     /// A page was put into this place.
-    fn note_newcomer(&self, place: usize) {
+    fn note_newcomer(&self, place: usize, arrival: Arrival) {
         self.was_marked.clear(place);
-        self.accessed.clear(place);
-        self.newcomers.note(place);
+        match arrival {
+            Arrival::Needed => _ = self.accessed.clear(place),
+            Arrival::Ahead => self.accessed.set(place),
+        }
+        self.newcomers.note(place, arrival);
     }
 
     /// Whether a marked page in this place stays for another round.
@@ -170,7 +192,7 @@ impl Clock {
         let mut first = None;
         let (mut passed, mut steps) = (0, 0);
         while passed < most_places && steps < most_steps {
-            let (step, empty) = self.step(residents);
+            let (step, empty) = self.step(residents, places);
             passed += 1 + empty;
             steps += 1;
             // The hand, moved by all threads, can reach a page that is a candidate already only
@@ -178,19 +200,12 @@ impl Clock {
             let is_second_round = step.wrapping_sub(*first.get_or_insert(step)) >= places;
             let place = self.place_at(step % places);
             let Some(page) = self.page_in(place, residents) else { continue };
-            let leaves = match residents.try_mark(page) {
-                MarkOutcome::Marked => {
-                    // The first mark tells nothing of accesses.
-                    if self.was_marked.set(place) {
-                        self.accessed.set(place);
-                    }
-                    false
-                }
+            let leaves = match self.try_mark(page, place, residents) {
+                MarkOutcome::Marked | MarkOutcome::InUse => false,
                 MarkOutcome::AlreadyMarked => match self.stays(place, step) {
                     _ if is_second_round => !candidates.contains(&page),
                     stays => !stays,
                 },
-                MarkOutcome::InUse => false,
             };
             if leaves {
                 found_frames += u64::from(page.frames);
@@ -214,8 +229,8 @@ fn lingers(step: usize) -> bool {
 }
 
 impl ReplacementPolicy for Clock {
-    fn admit(&self, page: PageRef) {
-        self.note_newcomer(self.resident.insert(page));
+    fn admit(&self, page: PageRef, arrival: Arrival) {
+        self.note_newcomer(self.resident.insert(page), arrival);
     }
 
     fn forget(&self, page: PageRef) {
@@ -253,8 +268,8 @@ impl ReplacementPolicy for Clock {
         true
     }
 
-    fn admit_in_slot(&self, position: usize) {
-        self.note_newcomer(self.resident.slots() + position);
+    fn admit_in_slot(&self, position: usize, arrival: Arrival) {
+        self.note_newcomer(self.resident.slots() + position, arrival);
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(PageRef)) {
@@ -294,7 +309,7 @@ mod tests {
     #[test]
     fn every_page_gets_a_second_chance() {
         let clock = Clock::new(10);
-        (0..10).for_each(|id| clock.admit(page(id)));
+        (0..10).for_each(|id| clock.admit(page(id), Arrival::Needed));
         let marks = Marks::default();
         let mut candidates = Vec::new();
         clock.candidates(&marks, 3, 64, &mut candidates);
@@ -305,7 +320,7 @@ mod tests {
     #[test]
     fn used_pages_stay_and_the_search_ends() {
         let clock = Clock::new(10);
-        (0..10).for_each(|id| clock.admit(page(id)));
+        (0..10).for_each(|id| clock.admit(page(id), Arrival::Needed));
         let marks = Marks { in_use: (0..9).map(page).collect(), ..Marks::default() };
         let mut candidates = Vec::new();
         clock.candidates(&marks, 10, 64, &mut candidates);
@@ -315,7 +330,7 @@ mod tests {
     #[test]
     fn the_hand_goes_on_where_it_stopped() {
         let clock = Clock::new(10);
-        (0..10).for_each(|id| clock.admit(page(id)));
+        (0..10).for_each(|id| clock.admit(page(id), Arrival::Needed));
         let marks = Marks::default();
         (0..10).for_each(|id| _ = marks.try_mark(page(id)));
         let mut left = Vec::new();
@@ -330,8 +345,8 @@ mod tests {
     fn a_new_page_that_is_not_accessed_again_leaves_at_the_first_visit_of_the_hand() {
         for id in 0..100 {
             let (clock, marks) = (Clock::new(16), Marks::default());
-            clock.admit(page(2 * id));
-            clock.admit(page(2 * id + 1));
+            clock.admit(page(2 * id), Arrival::Needed);
+            clock.admit(page(2 * id + 1), Arrival::Needed);
             let mut candidates = Vec::new();
             clock.candidates(&marks, 1, 1, &mut candidates);
             assert_eq!(candidates, [page(2 * id)], "wherever in the set it is");
@@ -341,7 +356,7 @@ mod tests {
     #[test]
     fn the_search_for_a_few_candidates_is_short() {
         let clock = Clock::new(1_000);
-        (0..1_000).for_each(|id| clock.admit(page(id)));
+        (0..1_000).for_each(|id| clock.admit(page(id), Arrival::Needed));
         let mut marks = Marks { in_use: (0..1_000).map(page).collect(), ..Marks::default() };
         let mut candidates = Vec::new();
         // The new pages that are due get no mark, because they are in use.
@@ -362,7 +377,7 @@ mod tests {
     fn a_page_that_had_no_mark_gets_one_round_and_no_more() {
         let clock = Clock::new(64);
         let mut marks = Marks { in_use: (0..64).map(page).collect(), ..Marks::default() };
-        (0..64).for_each(|id| clock.admit(page(id)));
+        (0..64).for_each(|id| clock.admit(page(id), Arrival::Needed));
         let mut candidates = Vec::new();
         clock.few_candidates(&marks, 4, &mut candidates);
         clock.few_candidates(&marks, 4, &mut candidates);
@@ -398,7 +413,7 @@ mod tests {
 
     fn in_slots(pages: u64) -> (Clock, InSlots) {
         let clock = Clock::new(pages);
-        (0..pages as usize).for_each(|slot| clock.admit_in_slot(slot));
+        (0..pages as usize).for_each(|slot| clock.admit_in_slot(slot, Arrival::Needed));
         (
             clock,
             InSlots { marks: Marks::default(), pages: (0..pages).map(page).map(Some).collect() },
@@ -412,7 +427,7 @@ mod tests {
     #[test]
     fn the_hand_comes_to_the_surface_and_to_slots() {
         let (clock, pool) = in_slots(100);
-        (100..110).for_each(|id| clock.admit(page(id)));
+        (100..110).for_each(|id| clock.admit(page(id), Arrival::Needed));
         let mut candidates = Vec::new();
         clock.candidates(&pool, u64::MAX, 1_000, &mut candidates);
         candidates.sort_unstable();
@@ -437,6 +452,54 @@ mod tests {
     }
 
     #[test]
+    fn pages_that_were_read_ahead_get_their_mark_later() {
+        for (arrival, marked) in [(Arrival::Needed, 28), (Arrival::Ahead, 16)] {
+            let (clock, pool) = (Clock::new(64), in_slots(64).1);
+            for slot in 0..32 {
+                clock.admit_in_slot(slot, arrival);
+                clock.mark_newcomers(&pool, usize::MAX);
+            }
+            let of_these = (0..32).filter(|id| pool.marks.marked.borrow().contains(&page(*id)));
+            assert_eq!(of_these.count(), marked, "{arrival:?}");
+        }
+    }
+
+    /// Two pages take the same place one after the other. The second one is accessed after its
+    /// place got a mark for the first one.
+    #[test]
+    fn a_second_mark_from_the_newcomers_is_that_of_an_accessed_page() {
+        let (clock, pool) = (Clock::new(64), in_slots(64).1);
+        clock.admit_in_slot(7, Arrival::Needed);
+        clock.admit_in_slot(7, Arrival::Needed);
+        clock.mark_newcomers(&pool, usize::MAX);
+        for place in 0..5 {
+            clock.admit_in_slot(place, Arrival::Needed);
+            clock.mark_newcomers(&pool, usize::MAX);
+            pool.marks.marked.borrow_mut().remove(&page(7));
+        }
+        assert!(clock.accessed.clear(clock.resident.slots() + 7));
+    }
+
+    /// Its mark comes from the hand or the newcomers, before a thread needs it or after that.
+    #[test]
+    fn the_access_for_which_a_page_was_read_ahead_does_not_count() {
+        let (clock, pool) = (Clock::new(64), in_slots(64).1);
+        let place = clock.resident.slots() + 7;
+        let mark = || clock.try_mark(page(7), place, &pool);
+        for (arrival, is_accessed) in [(Arrival::Needed, true), (Arrival::Ahead, false)] {
+            clock.admit_in_slot(7, arrival);
+            assert_eq!(mark(), MarkOutcome::Marked);
+            pool.marks.marked.borrow_mut().remove(&page(7));
+            assert_eq!(mark(), MarkOutcome::Marked);
+            assert_eq!(clock.accessed.is_set(place), is_accessed, "{arrival:?}");
+            pool.marks.marked.borrow_mut().remove(&page(7));
+            assert_eq!(mark(), MarkOutcome::Marked);
+            assert!(clock.accessed.is_set(place), "the next access counts");
+            pool.marks.marked.borrow_mut().remove(&page(7));
+        }
+    }
+
+    #[test]
     fn pages_linger_by_chance() {
         let (clock, pool) = in_slots(1_000);
         (0..1_000).for_each(|id| _ = pool.try_mark(page(id)));
@@ -458,15 +521,15 @@ mod tests {
         let empty = clock.resident.empty_from(0);
         assert_eq!(empty, clock.resident.slots());
         let first = clock.hand.0.fetch_add(1, Ordering::Relaxed);
-        clock.step(&pool);
+        clock.step(&pool, clock.places(&pool));
         clock.jump(first + empty);
-        assert_eq!(clock.step(&pool), (empty, 0));
+        assert_eq!(clock.step(&pool, clock.places(&pool)), (empty, 0));
     }
 
     #[test]
     fn frames_are_counted_not_pages() {
         let clock = Clock::new(100);
-        (0..10).for_each(|id| clock.admit(PageRef::new(id * 10, 10)));
+        (0..10).for_each(|id| clock.admit(PageRef::new(id * 10, 10), Arrival::Needed));
         let mut candidates = Vec::new();
         clock.candidates(&Marks::default(), 25, 64, &mut candidates);
         assert_eq!(candidates.len(), 3);

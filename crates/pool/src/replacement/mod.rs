@@ -41,6 +41,15 @@ impl Replacement {
     }
 }
 
+/// Why a page becomes resident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// A thread accesses it now.
+    Needed,
+    /// It was read ahead of need, and no thread has accessed it.
+    Ahead,
+}
+
 /// The outcome of [`Residents::try_mark`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarkOutcome {
@@ -84,7 +93,7 @@ pub trait Residents {
 /// admitted frames than the capacity that the policy was made for. The policy must not panic.
 pub trait ReplacementPolicy: Send + Sync + fmt::Debug + 'static {
     /// A page became resident.
-    fn admit(&self, page: PageRef);
+    fn admit(&self, page: PageRef, arrival: Arrival);
 
     /// A page is no longer resident.
     fn forget(&self, page: PageRef);
@@ -123,7 +132,7 @@ pub trait ReplacementPolicy: Send + Sync + fmt::Debug + 'static {
     }
 
     /// A page in the slot at this position became resident.
-    fn admit_in_slot(&self, _position: usize) {}
+    fn admit_in_slot(&self, _position: usize, _arrival: Arrival) {}
 
     /// Visits every page that is resident during the whole call; others may or may not be visited.
     /// Pages that the policy finds in slots are not among them.

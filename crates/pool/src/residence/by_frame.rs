@@ -15,6 +15,7 @@ use crate::error::PoolError;
 use crate::page::PageRef;
 use crate::page::frame_states::{Claim, FrameStates};
 use crate::page::state::{Leave, PageState, Word};
+use crate::replacement::Arrival;
 
 impl Protocol for FrameStates {
     fn claim_brings_memory(&self) -> bool {
@@ -73,7 +74,7 @@ impl Protocol for FrameStates {
     }
 
     fn cancel_release(&self, core: &Core, page: PageRef, leave: Leave) {
-        core.policy.admit(page);
+        core.policy.admit(page, Arrival::Needed);
         self.cancel_release(&core.parking, page, leave);
     }
 

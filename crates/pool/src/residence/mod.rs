@@ -25,6 +25,7 @@ use crate::error::PoolError;
 use crate::page::PageRef;
 use crate::page::format::PageDamage;
 use crate::page::state::{Leave, PageState, State, Word};
+use crate::replacement::Arrival;
 use crate::slots::Slots;
 use crate::statistics::counters::Event;
 use crate::sync::interleave;
@@ -194,7 +195,7 @@ impl Core {
         page: PageRef,
         undo: &Undo,
         result: io::Result<()>,
-        may_repair: bool,
+        arrival: Arrival,
     ) -> Result<(), PoolError> {
         self.check_word(page)?;
         let is_pending = self.format.is_pending(page);
@@ -206,11 +207,12 @@ impl Core {
         };
         match read {
             Ok(()) => {}
-            Err(error) if may_repair => self.repair(page, error, is_pending)?,
+            // A repair keeps other reads waiting. The fix of a page that is read ahead repairs it.
+            Err(error) if arrival == Arrival::Needed => self.repair(page, error, is_pending)?,
             Err(error) => return Err(error),
         }
         self.join(page);
-        self.admit(undo.placed(page));
+        self.admit(undo.placed(page), arrival);
         Ok(())
     }
 

@@ -6,37 +6,37 @@
 use crate::core::Core;
 use crate::page::PageRef;
 use crate::page::state::State;
-use crate::replacement::{MarkOutcome, Residents};
+use crate::replacement::{Arrival, MarkOutcome, Residents};
 use crate::residence::protocol::PlacedPage;
 use crate::slots::Slots;
 
 impl Core {
     /// The slots, if their record has the resident pages in them and the policy does not.
     fn slots_of_residents(&self) -> Option<&Slots> {
-        self.slots.as_ref().filter(|_| self.policy.looks_into_slots())
+        self.slots.as_ref().filter(|_| self.policy_looks_into_slots)
     }
 
     /// Notes that a page is resident, at the place that its claim gave it: it has its memory, or
     /// gets it by write faults. The caller holds the page exclusively and has taken its frames out
     /// of the budget.
-    pub(crate) fn admit(&self, placed: PlacedPage) {
+    pub(crate) fn admit(&self, placed: PlacedPage, arrival: Arrival) {
         let PlacedPage { page, slot } = placed;
         match slot {
-            0 => self.policy.admit(page),
-            _ => self.admit_in_slot(page, slot),
+            0 => self.policy.admit(page, arrival),
+            _ => self.admit_in_slot(page, slot, arrival),
         }
         if let (Some(huge), 0) = (&self.huge, slot) {
             huge.admit(page.range());
         }
     }
 
-    fn admit_in_slot(&self, page: PageRef, slot: u64) {
+    fn admit_in_slot(&self, page: PageRef, slot: u64, arrival: Arrival) {
         match self.slots_of_residents() {
             Some(slots) => {
                 slots.admit(slot, page.id);
-                self.policy.admit_in_slot(slots.position_of(slot));
+                self.policy.admit_in_slot(slots.position_of(slot), arrival);
             }
-            None => self.policy.admit(page),
+            None => self.policy.admit(page, arrival),
         }
     }
 
@@ -45,7 +45,7 @@ impl Core {
     pub(super) fn note_moved(&self, page: PageRef, to: u64) {
         // A policy that keeps the page itself need not know.
         if self.slots_of_residents().is_some() {
-            self.admit_in_slot(page, to);
+            self.admit_in_slot(page, to, Arrival::Needed);
         }
     }
 
@@ -141,8 +141,8 @@ mod tests {
     struct Wrapped(Clock);
 
     impl ReplacementPolicy for Wrapped {
-        fn admit(&self, page: PageRef) {
-            self.0.admit(page);
+        fn admit(&self, page: PageRef, arrival: Arrival) {
+            self.0.admit(page, arrival);
         }
 
         fn forget(&self, page: PageRef) {
@@ -280,7 +280,7 @@ mod tests {
         reserved.keep();
         let (own, of_other) = (core.held_slot(page), core.slot_of(other.id));
         state.move_slot(own, of_other);
-        core.admit(undo.placed(page));
+        core.admit(undo.placed(page), Arrival::Needed);
         state.move_slot(of_other, own);
         core.unlock(page, Leave::Unlocked, false);
         check_at_rest(&pool, &[page, other]);

@@ -37,7 +37,7 @@ mod tests;
 use std::fmt;
 
 use self::shard::{Effort, LOOKS_PER_PAGE, Shard, Wanted};
-use super::{ReplacementPolicy, Residents};
+use super::{Arrival, ReplacementPolicy, Residents};
 use crate::page::PageRef;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 
@@ -117,7 +117,7 @@ impl S3Fifo {
 }
 
 impl ReplacementPolicy for S3Fifo {
-    fn admit(&self, page: PageRef) {
+    fn admit(&self, page: PageRef, _arrival: Arrival) {
         let filling = self.filling.load(Ordering::Relaxed);
         self.shard_of(page).admit(page, filling);
     }

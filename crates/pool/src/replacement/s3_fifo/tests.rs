@@ -69,7 +69,7 @@ impl Cache {
             assert!(!found.is_empty());
             found.into_iter().for_each(|page| self.remove(page));
         }
-        self.policy.admit(page);
+        self.policy.admit(page, Arrival::Needed);
         self.used.update(|used| used + u64::from(page.frames));
         self.marked.borrow_mut().insert(page, false);
         false
