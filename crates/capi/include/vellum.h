@@ -593,10 +593,11 @@ int vellum_transaction_commit(const vellum_transaction *transaction);
  * will be: then `error` is a negative errno value, and vellum_last_error() returns the words within
  * the function.
  *
- * The function runs on a thread of the store, or on any thread that is in a call of libvellum: it
- * must not wait, and must take no lock that a thread holds while it calls libvellum. It may free its
- * argument. It must call no function of libvellum but vellum_last_error(), and it must return: no
- * exception of C++ and no longjmp() may leave it.
+ * The function runs on a thread of the store that does nothing else, or within the call that commits:
+ * it must take no lock that a thread holds while it commits. It may use the store, and free its
+ * argument. A function that takes its time delays other functions and vellum_store_close(), and nothing
+ * else; it must not wait for another one. It must return: no exception of C++ and no longjmp() may
+ * leave it.
  */
 typedef void (*vellum_durable)(void *argument, int error);
 
@@ -605,9 +606,9 @@ typedef void (*vellum_durable)(void *argument, int error);
  * can have thousands of commits under way. Other threads see the changes when the call returns.
  *
  * If the call returns 0, it has `durable` called exactly once, with `argument`: perhaps before the
- * call returns, and at the latest before a later vellum_store_close() returns, also with an error. It
- * is called also if the log fails, and when exit() closes the store. If the call returns an error,
- * `durable` is never called.
+ * call returns, and at the latest before a later vellum_store_close() returns, also with an error,
+ * unless such a function has called that. It is called also if the log fails, and when exit() closes the
+ * store. If the call returns an error, `durable` is never called.
  * A process that ends without exit(), and the child of a fork, call nothing.
  *
  * This asks for durability even with VELLUM_BUFFERED or VELLUM_NO_SYNC. A store without a log syncs

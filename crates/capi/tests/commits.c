@@ -174,6 +174,38 @@ static void ended_by_exit(void)
 	CHECK(vellum_store_close(store) == 0);
 }
 
+struct user {
+	const vellum_store *store;
+	const vellum_tree *tree;
+	struct told *told;
+};
+
+static void uses_store(void *argument, int error)
+{
+	struct user *user = argument;
+
+	CHECK(error == 0);
+	CHECK(vellum_tree_put(user->tree, "k", 1, "v", 1, 0) == 0);
+	CHECK(commit_then(change(user->store, user->tree, 2, 0), user->told, 2) == 0);
+}
+
+/* A function changes the store that calls it, and commits. */
+static void used(void)
+{
+	vellum_store *store = open_store("used", VELLUM_CREATE);
+	vellum_tree *tree = open_tree(store);
+	struct user user = { store, tree, new_told() };
+	vellum_transaction *first = change(store, tree, 1, 0);
+
+	CHECK(vellum_transaction_commit_then(first, uses_store, &user) == 0);
+	vellum_transaction_close(first);
+	while (user.told->durable[2] == 0)
+		usleep(1000);
+	CHECK(count_entries(store, tree) == 2);
+	vellum_tree_close(tree);
+	CHECK(vellum_store_close(store) == 0);
+}
+
 /* A commit that changes nothing, or that fails, and one without a log. */
 static void told_at_once(void)
 {
@@ -325,6 +357,7 @@ int main(void)
 {
 	closed_meanwhile();
 	ended_by_exit();
+	used();
 	told_at_once();
 	handles();
 	forked();

@@ -13,8 +13,12 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
+use common::PATIENCE;
 use vellum::{Error, MemoryDevice, Options, Store};
 use vellum_pool::device::{Call, HookedDevice};
+
+/// An exit that waits for what never ends gives up after 60 s.
+const EXIT_PATIENCE: Duration = Duration::from_secs(55);
 
 /// The environment variables of a child: how it ends, and in which directory.
 const CASE: &str = "VELLUM_TEST_EXIT_CASE";
@@ -83,6 +87,14 @@ fn child() {
             let _ = tree.update(&key(1), |_| exit(3));
             drop(other);
         }
+        "in a callback of a commit" => {
+            let other = begin(&Path::new(&place).join("other"));
+            let mut transaction = store.begin().unwrap();
+            transaction.put(&tree, &key(1000), b"committed").unwrap();
+            transaction.commit_then(|_| exit(3)).unwrap();
+            std::thread::sleep(PATIENCE);
+            drop(other);
+        }
         "in a snapshot" => {
             let _snapshot = store.snapshot().unwrap();
             exit(3);
@@ -149,7 +161,7 @@ fn in_child(work: impl FnOnce()) {
     let (mut status, since) = (0, Instant::now());
     // SAFETY: the number is the caller's own.
     while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
-        assert!(since.elapsed() < common::PATIENCE, "the child does not end");
+        assert!(since.elapsed() < PATIENCE, "the child does not end");
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
@@ -225,12 +237,25 @@ fn an_exit_in_a_callback_ends_and_closes_other_stores() {
     let begun = Instant::now();
     let (status, place) = run("in a change");
     assert_eq!(status.code(), Some(3));
-    assert!(begun.elapsed() < vellum_testing::patience::PATIENCE);
+    assert!(begun.elapsed() < PATIENCE);
     expect(&place.path().join("other"), 0..1000);
     // The change of this store never ended.
     let store = Store::open(place.path().join("store"), &small()).unwrap();
     assert!(store.recovery().is_some());
     common::assert_sound(&store);
+}
+
+#[test]
+fn an_exit_in_a_callback_of_a_commit_closes_the_stores() {
+    let begun = Instant::now();
+    let (status, place) = run("in a callback of a commit");
+    assert_eq!(status.code(), Some(3));
+    assert!(begun.elapsed() < EXIT_PATIENCE, "the exit waits for the callback");
+    expect(&place.path().join("other"), 0..1000);
+    let store = Store::open(place.path().join("store"), &small()).unwrap();
+    assert!(store.recovery().is_none(), "the store was closed");
+    drop(store);
+    expect(&place.path().join("store"), 0..=1000);
 }
 
 #[test]

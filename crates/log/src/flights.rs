@@ -14,11 +14,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::block::{Block, CLOSES, LENGTH, Lsn, PAYLOAD_U64, STARTS};
+use crate::calls::{Calls, Durable, call};
 use crate::device::{LogDevice, Written, is_full};
 use crate::error::LogError;
 use crate::opening_process::OpeningProcess;
@@ -28,16 +28,8 @@ use crate::slow_flights::Stage;
 #[cfg(feature = "testing")]
 use crate::slow_flights::{Airspace, Aloft};
 use crate::sync::{
-    AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, ThreadId, lock, thread, wait,
-    wait_until,
+    AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait, wait_until,
 };
-
-/// What is called when a record is durable, or never will be: once, on any thread, with no lock
-/// held. It should not block.
-pub type Durable = Box<dyn FnOnce(Result<(), LogError>) + Send>;
-
-/// Functions to be called, with what they are told.
-type Calls = Vec<(Durable, Result<(), LogError>)>;
 
 /// Groups of threads that wait for flights, by the number of the flight. More than flights that
 /// there usually are at once.
@@ -76,8 +68,8 @@ pub(crate) struct Shared {
     work: Condvar,
     /// A flight has landed after the log ended.
     ended: Condvar,
-    /// A thread has called back.
-    called: Condvar,
+    /// The calls that are due.
+    pub(crate) calls: Arc<Calls>,
     /// Held while the device makes room.
     supply: Mutex<()>,
     /// Threads that have the device make room now, or wait until it has.
@@ -148,8 +140,6 @@ struct Flow {
     /// The end of the room when it was asked for last.
     asked_at: u64,
     closing: bool,
-    /// The threads that call back, each with a number that grows.
-    callers: Vec<(u64, ThreadId)>,
 }
 
 impl Shared {
@@ -178,7 +168,7 @@ impl Shared {
             landed: std::array::from_fn(|_| Condvar::new()),
             work: Condvar::new(),
             ended: Condvar::new(),
-            called: Condvar::new(),
+            calls: Arc::default(),
             supply: Mutex::new(()),
             in_need: AtomicU64::new(0),
             process: OpeningProcess::new(),
@@ -314,11 +304,13 @@ impl Shared {
     /// be.
     pub(crate) fn on_durable(&self, blocks: u64, durable: Durable) {
         if let Err(forked) = self.check_process() {
-            return call(durable, Err(forked));
+            return call((durable, Err(forked)));
         }
         let mut flow = lock(&self.flow);
         if let Some(result) = self.known(&flow, blocks) {
-            return self.call_all(flow, vec![(durable, result)]);
+            let left = self.calls.take(vec![(durable, result)]);
+            drop(flow);
+            return left.into_iter().for_each(call);
         }
         flow.serial += 1;
         let key = (blocks, flow.serial);
@@ -329,7 +321,8 @@ impl Shared {
     /// Tells all who still wait to be called that they wait in vain.
     pub(crate) fn abandon_callbacks(&self) {
         let left = std::mem::take(&mut lock(&self.flow).callbacks);
-        left.into_values().for_each(|callback| call(callback, Err(LogError::Closed)));
+        let calls = left.into_values().map(|callback| (callback, Err(LogError::Closed)));
+        self.calls.take(calls.collect()).into_iter().for_each(call);
     }
 
     /// For tests that steer flights themselves.
@@ -426,7 +419,7 @@ impl Shared {
         self.call_back(flow);
     }
 
-    /// Calls those that have waited long enough.
+    /// Has those called that have waited long enough.
     fn call_back(&self, mut flow: MutexGuard<'_, Flow>) {
         let durable = self.ring.durable().max(flow.believed());
         let later = flow.callbacks.split_off(&(durable + 1, 0));
@@ -437,39 +430,19 @@ impl Shared {
         };
         let ready = ready.into_values().map(|callback| (callback, Ok(())));
         let failed = failed.into_values().map(|callback| (callback, Err(flow.failure())));
-        let calls = ready.chain(failed).collect();
-        self.call_all(flow, calls);
+        let left = self.calls.take(ready.chain(failed).collect());
+        drop(flow);
+        left.into_iter().for_each(call);
     }
 
-    /// Calls functions. Until they have returned, [`wait_callers`](Self::wait_callers) waits in
-    /// other threads.
-    fn call_all(&self, mut flow: MutexGuard<'_, Flow>, calls: Calls) {
-        if calls.is_empty() {
-            return;
-        }
-        flow.serial += 1;
-        let caller = (flow.serial, thread::current().id());
-        flow.callers.push(caller);
-        drop(flow);
-        calls.into_iter().for_each(|(callback, result)| call(callback, result));
-        let mut flow = lock(&self.flow);
-        let at = flow.callers.iter().rposition(|other| *other == caller);
-        at.map(|at| flow.callers.swap_remove(at));
-        drop(flow);
-        self.called.notify_all();
-    }
-
-    /// Waits until the functions have returned that threads call now. Each record that is durable
-    /// by now, or never will be, has had its function called by then.
+    /// Waits until the functions have returned that are due now. Each record that is durable by
+    /// now, or never will be, has had its function called by then.
     pub(crate) fn wait_callers(&self) {
         // The threads of a parent never return in the child of a fork.
         if self.process.is_here() {
-            let mut flow = lock(&self.flow);
-            // Others may begin later, again and again.
-            let newest = flow.serial;
-            while flow.others_call_back(newest) {
-                flow = wait(&self.called, flow);
-            }
+            // A flight that has released its blocks may be about to say what is due.
+            drop(lock(&self.flow));
+            self.calls.wait();
         }
     }
 
@@ -572,8 +545,6 @@ impl Shared {
         while flow.flying > 0 {
             flow = self.wait_for_end(flow);
         }
-        drop(flow);
-        self.wait_callers();
     }
 
     /// Waits until a flight may have landed after the log ended.
@@ -745,14 +716,6 @@ impl Flow {
         landed.map(|batch| batch.blocks.end).max().unwrap_or(0)
     }
 
-    /// Whether other threads call back that began with this number or before. A thread that calls
-    /// back itself waits for none: they could wait for each other.
-    fn others_call_back(&self, newest: u64) -> bool {
-        let this = thread::current().id();
-        self.callers.iter().any(|(number, _)| *number <= newest)
-            && !self.callers.iter().any(|(_, thread)| *thread == this)
-    }
-
     /// Why nothing more is taken.
     fn failure(&self) -> LogError {
         self.poison.clone().map_or(LogError::Closed, |cause| LogError::Poisoned { cause })
@@ -764,13 +727,6 @@ fn no_room(bytes: u64) -> impl FnOnce(io::Error) -> LogError {
     move |source| match is_full(&source) {
         true => LogError::Full { bytes, source },
         false => LogError::io("making room in the log")(source),
-    }
-}
-
-/// Calls a function of the caller's, which must not take a thread of the log down with it.
-fn call(callback: Durable, result: Result<(), LogError>) {
-    if catch_unwind(AssertUnwindSafe(|| callback(result))).is_err() {
-        tracing::error!("a callback of the log panicked");
     }
 }
 

@@ -31,6 +31,7 @@
 //! The format, what is durable when, and what each failure does: `docs/log.md`.
 
 mod block;
+mod calls;
 #[cfg(all(test, not(feature = "model")))]
 mod cases;
 mod device;
@@ -55,6 +56,7 @@ mod sync;
 mod view;
 
 pub use block::{BLOCK_BYTES, Block, Lsn, Unsound};
+pub use calls::Durable;
 #[cfg(feature = "testing")]
 pub use device::choose_sync_method;
 pub use device::{
@@ -62,7 +64,6 @@ pub use device::{
     SimulatedOptions, SyncMethod, Written,
 };
 pub use error::LogError;
-pub use flights::Durable;
 pub use log::{Log, LogOptions};
 pub use opening_process::OpeningProcess;
 #[cfg(feature = "testing")]

@@ -5,9 +5,10 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use crate::block::{BLOCK_BYTES, INCARNATIONS, Lsn, PAYLOAD_U64};
+use crate::calls::Durable;
 use crate::device::LogDevice;
 use crate::error::LogError;
-use crate::flights::{Durable, Hold, Shared};
+use crate::flights::{Hold, Shared};
 #[cfg(feature = "testing")]
 use crate::pilot::Pilot;
 use crate::planted::{LogBug, is_planted};
@@ -46,7 +47,10 @@ impl Default for LogOptions {
 /// says 0, a drop does nothing. The child may open another folder.
 pub struct Log {
     shared: Arc<Shared>,
+    /// The thread that flushes.
     background: Mutex<Option<thread::JoinHandle<()>>>,
+    /// The thread that calls the functions of [`on_durable`](Log::on_durable).
+    caller: Option<thread::JoinHandle<()>>,
 }
 
 impl Log {
@@ -66,20 +70,19 @@ impl Log {
     ) -> Result<(Log, End), E> {
         // The scheduler of a model knows no thread of the scan.
         let reads_ahead = cfg!(not(feature = "model"));
-        let (log, end) = Log::recover(device, options, from, reads_ahead, visit)?;
+        let (mut log, end) = Log::recover(device, options, from, reads_ahead, visit)?;
+        let calls = Arc::clone(&log.shared.calls);
+        let caller = start("vellum-calls", move || calls.run())?;
+        log.shared.calls.begin(caller.thread().id());
+        log.caller = Some(caller);
         let shared = Arc::clone(&log.shared);
-        let work = move || shared.work();
-        #[cfg(not(feature = "model"))]
-        let started = thread::Builder::new().name("vellum-log".into()).spawn(work);
-        #[cfg(feature = "model")]
-        let started = std::io::Result::Ok(thread::spawn(work));
-        let started = started.map_err(LogError::io("starting a thread for the log"))?;
-        *lock(&log.background) = Some(started);
+        *lock(&log.background) = Some(start("vellum-log", move || shared.work())?);
         Ok((log, end))
     }
 
     /// As [`open`](Log::open), but the log has no thread of its own. Threads that wait for a record
-    /// make it durable; what no thread waits for, [`work_now`](Log::work_now) does.
+    /// make it durable; what no thread waits for, [`work_now`](Log::work_now) does. The thread that
+    /// makes a record durable calls its function.
     ///
     /// # Errors
     /// As `open`.
@@ -156,7 +159,8 @@ impl Log {
         let torn = scan.ends_torn();
         let shared = Shared::new(device, ring, most, incarnation, was_closed, torn);
         tracing::debug!(end = %end.lsn, why = %end.why, incarnation, "opened a log");
-        Ok((Log { shared: Arc::new(shared), background: Mutex::new(None) }, end))
+        let log = Log { shared: Arc::new(shared), background: Mutex::new(None), caller: None };
+        Ok((log, end))
     }
 
     /// Appends a record and returns its number, which is greater than those of all records appended
@@ -203,18 +207,24 @@ impl Log {
         self.shared.wait_until(lsn.block() + 1)
     }
 
-    /// Has a function called when a record is durable, or is known never to be acknowledged; at
-    /// once if it is durable already. One thread can so have thousands of records under way.
+    /// Has a function called when a record is durable, or is known never to be acknowledged. One
+    /// thread can so have thousands of records under way. A thread of the log calls these
+    /// functions, one after the other. They may use the log. A slow one delays the others, and no
+    /// flush.
     pub fn on_durable(&self, lsn: Lsn, durable: Durable) {
         self.shared.on_durable(lsn.block() + 1, durable);
     }
 
-    /// Waits until no other thread calls a function that [`on_durable`](Log::on_durable) was given.
-    /// Those of records that were durable before, or that never will be, have returned then. In
-    /// such a function it waits for none: two that wait would wait for each other. In the child of
-    /// a fork, too.
+    /// Waits until the functions have returned that [`on_durable`](Log::on_durable) was given for
+    /// records that are durable now, or that never will be. In such a function it waits for none.
+    /// In the child of a fork, too.
     pub fn wait_callers(&self) {
         self.shared.wait_callers();
+    }
+
+    /// Whether this thread is the one that calls the functions of [`on_durable`](Log::on_durable).
+    pub fn calls_here(&self) -> bool {
+        self.shared.check_process().is_ok() && self.shared.calls.are_made_here()
     }
 
     /// Has a record made durable soon, though no thread waits for it: with all records of the next
@@ -302,21 +312,20 @@ impl Log {
 
     /// Ends the log as a drop does, under live handles: makes nothing durable, and gives the device
     /// back. Calls of other threads fail with `Closed` from then on, unless what they wait for is
-    /// durable.
+    /// durable. [`wait_callers`](Log::wait_callers) then waits for all functions that the log was
+    /// given; a drop does that, too.
     pub fn stop(&self) {
         if self.shared.check_process().is_err() {
             // The child of a fork: the thread is its parent's.
             return;
         }
         self.shared.end_work();
-        if let Some(background) = lock(&self.background).take()
-            // A callback may drop the last handle: the thread does not wait for itself, and ends.
-            && background.thread().id() != thread::current().id()
-        {
-            // It catches panics of callbacks; others were reported.
+        if let Some(background) = lock(&self.background).take() {
+            // Its panics were reported.
             drop(background.join());
         }
         self.shared.abandon_callbacks();
+        self.shared.calls.end();
         self.shared.device.end();
     }
 
@@ -333,11 +342,26 @@ impl Drop for Log {
             // The child of a fork: the thread and the callbacks are the parent's. The thread's
             // part of `shared` keeps all that the child has of the log in place.
             let background = self.background.get_mut().map(Option::take);
-            std::mem::forget(background);
+            std::mem::forget((background, self.caller.take()));
             return;
         }
         self.stop();
+        if let Some(caller) = self.caller.take()
+            // A function may drop the last handle: the thread does not wait for itself, and ends.
+            && caller.thread().id() != thread::current().id()
+        {
+            drop(caller.join());
+        }
     }
+}
+
+/// Starts a thread of the log.
+fn start(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<thread::JoinHandle<()>, LogError> {
+    let started = thread::Builder::new().name(name.into()).spawn(work);
+    started.map_err(LogError::io("starting a thread for the log"))
 }
 
 impl fmt::Debug for Log {

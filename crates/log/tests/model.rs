@@ -247,7 +247,7 @@ fn a_callback_is_called_though_others_lead() {
     });
 }
 
-/// Another thread may have the callback in its hands when the log ends.
+/// A thread may have the callback in its hands when the log ends.
 #[test]
 fn the_end_of_a_log_waits_for_callbacks() {
     check(|| {
@@ -266,7 +266,8 @@ fn the_end_of_a_log_waits_for_callbacks() {
             thread::spawn(move || drop(log.append(b"led").and_then(|lsn| log.wait_durable(lsn))))
         };
         log.stop();
-        assert_eq!(called.load(Ordering::SeqCst), 1, "the log has ended before");
+        log.wait_callers();
+        assert_eq!(called.load(Ordering::SeqCst), 1, "the wait has ended before");
         leader.join().unwrap();
     });
 }

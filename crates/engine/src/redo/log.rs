@@ -337,12 +337,21 @@ impl RedoLog {
         self.log.on_durable(Lsn(lsn.wrapping_sub(self.begin)), Box::new(durable));
     }
 
-    /// Makes all records durable, if the log still can, and waits until the callbacks of their
-    /// commits have returned.
+    /// Makes all records durable, if the log still can. Then the callbacks of all commits are due.
     pub(crate) fn settle(&self, _freeze: &Freeze<'_>) {
-        // If that fails, no record will become durable, and the callbacks have been told so.
+        // If that fails, no record will become durable, and the callbacks are told so.
         drop(self.wait_durable(self.newest()));
+    }
+
+    /// Waits until the callbacks of commits have returned that are due now. They may use the store:
+    /// the caller holds nothing of it. A callback itself waits for none.
+    pub(crate) fn wait_callers(&self) {
         self.log.wait_callers();
+    }
+
+    /// Whether this thread is the one that runs the callbacks of commits.
+    pub(crate) fn calls_here(&self) -> bool {
+        self.log.calls_here()
     }
 
     /// The longest record that the log takes, in bytes.
@@ -547,13 +556,14 @@ impl RedoLog {
         self.files.iter().try_for_each(|files| files.own(store))
     }
 
-    /// Ends the log, and gives its place to the next one. Nothing is removed.
+    /// Ends the log, and gives its place to the next one. Nothing is removed. Callbacks of commits
+    /// may come afterwards, until [`wait_callers`](Self::wait_callers) has returned.
     pub(crate) fn stop(&self) {
         self.log.stop();
         self.files.iter().for_each(LogFiles::unlock);
     }
 
-    /// Ends the log of a store that needs it no more: its files go.
+    /// As [`stop`](Self::stop), for a store that needs the log no more: its files go.
     pub(crate) fn remove(&self) {
         self.log.stop();
         self.files.iter().for_each(LogFiles::remove);

@@ -95,10 +95,13 @@ extern "C" fn close_all() {
         }
         let closing = Arc::new(Closing::default());
         let (closer, watched) = (closing.clone(), open.clone());
+        // A callback that exits never returns.
+        let called: Vec<_> = open.iter().filter(|store| !calls_here(store)).cloned().collect();
         let run_closer = move || {
             let _ = catch_unwind(std::panic::AssertUnwindSafe(|| {
                 open.iter().for_each(|store| close(store));
-                drop(open);
+                called.iter().for_each(|store| store.wait_callbacks());
+                drop((open, called));
                 wait_for_drops();
             }));
             closer.end();
@@ -129,6 +132,11 @@ fn open_stores() -> (Vec<Arc<StoreCore>>, bool) {
     // After unlocking the list: dropping the store here, which may be its last handle, locks it.
     open.retain(|store| store.pages.check_open().is_ok());
     (open, dropping)
+}
+
+/// Whether this thread runs the callbacks of the store's commits.
+fn calls_here(store: &StoreCore) -> bool {
+    store.pages.redo_log.as_ref().is_some_and(|log| log.calls_here())
 }
 
 fn close(store: &StoreCore) {

@@ -316,10 +316,19 @@ impl StoreCore {
         let freeze = self.pages.freeze();
         let closed = freeze.and_then(|freeze| self.close_frozen(&freeze, &mut checkpoints));
         self.closing.store(false, Ordering::Release);
+        drop(checkpoints);
+        self.wait_callbacks();
         closed
     }
 
-    /// As [`close`](Self::close), for a caller that has frozen the gate.
+    /// Waits until the callbacks of commits have returned that are due now. They may use the store,
+    /// so the caller holds no lock of it.
+    pub(crate) fn wait_callbacks(&self) {
+        self.pages.redo_log.iter().for_each(|log| log.wait_callers());
+    }
+
+    /// As [`close`](Self::close), for a caller that has frozen the gate, and
+    /// [waits for the callbacks](Self::wait_callbacks) of commits afterwards. All are due then.
     pub(crate) fn close_frozen(
         &self,
         freeze: &Freeze<'_>,
@@ -333,7 +342,6 @@ impl StoreCore {
             _ => self.save_and_free_dropped_trees(freeze, checkpoints),
         };
         if let (Err(_), Some(log)) = (&outcome, &self.pages.redo_log) {
-            // No callback of a commit shall come after the close.
             log.settle(freeze);
         }
         // If space or memory ran out, the caller can still save the changes. So the store stays
@@ -420,6 +428,7 @@ impl Drop for StoreCore {
         // shall have it.
         if self.pages.check_process().is_ok() {
             self.pages.redo_log.iter().for_each(|log| log.stop());
+            self.wait_callbacks();
         }
         at_exit::unregister(self);
     }

@@ -573,10 +573,17 @@ impl Transaction {
         Ok(())
     }
 
-    /// As [`commit`](Transaction::commit), but returns before the transaction is durable, and calls
-    /// `durable` when it is, or when it is unknown whether it will be. So one thread can have many
-    /// commits under way. `durable` runs on a thread of the log, or on one that waits for the log,
-    /// which may hold pages and locks of the store. So it must not wait, nor use the store.
+    /// As [`commit`](Transaction::commit), but returns before the transaction is durable, and has
+    /// `durable` called when it is, or when it is unknown whether it will be. So one thread can
+    /// have many commits under way.
+    ///
+    /// A thread of the store, which does nothing else, calls these functions, one after the other.
+    /// It holds no lock of the store. So `durable` may use the store: read, change and commit, also
+    /// by `commit_then`. It must not wait for another such function. A slow one delays the others,
+    /// and a close; it delays no commit and no checkpoint. It may close the store or drop its last
+    /// handle: this waits for no such function then. If it is known within this call whether the
+    /// transaction is durable, this may call `durable` itself.
+    ///
     /// A [`close`](crate::Store::close) that begins after this has returned ends after `durable`
     /// has returned, also with an error.
     ///
@@ -587,17 +594,25 @@ impl Transaction {
     /// As `commit`. Then `durable` is not called.
     pub fn commit_then(self, durable: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
         if self.only_reads() {
-            match self.newest_seen()? {
-                Some((log, lsn)) => call_when_durable(log, lsn, durable),
-                None => durable(Ok(())),
+            if let Some((log, lsn)) = self.newest_seen()? {
+                call_when_durable(log, lsn, durable);
+                return Ok(());
             }
+            drop(self);
+            durable(Ok(()));
             return Ok(());
         }
         let (view, lsn) = self.apply().map_err(|failed| failed.error)?;
-        match &view.core().pages.redo_log {
-            Some(log) => call_when_durable(log, lsn, durable),
-            None => durable(view.core().sync().map_err(not_durable)),
-        }
+        let end = match &view.core().pages.redo_log {
+            Some(log) => {
+                call_when_durable(log, lsn, durable);
+                return Ok(());
+            }
+            None => view.core().sync().map_err(not_durable),
+        };
+        // The view must not last as long as the function.
+        drop(view);
+        durable(end);
         Ok(())
     }
 
