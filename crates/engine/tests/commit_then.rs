@@ -30,7 +30,7 @@ fn ends(what: impl FnOnce() + Send + 'static) {
     thread.join().unwrap();
 }
 
-/// Commits some entries. Conflicts and changes that wait for views are tried again.
+/// Commits some entries. Reads nothing, so there is no conflict.
 fn commit(
     store: &Store,
     tree: &Tree,

@@ -379,17 +379,35 @@ impl StoreCore {
         // freeze the gate as well, so it does not wait for this thread.
         let log = self.pages.redo_log.as_ref();
         let mut maps = log.map(|log| log.lock_maps());
+        // If this fails, the store stays open, and the views go on.
+        if self.has_dropped_trees() {
+            self.save_frozen(freeze, checkpoints, maps.as_deref_mut())?;
+        }
         // Also without dropped trees: the change has the checkpoint write the free map again, and
         // the map may be what keeps the file long.
         if let Ok(change) = self.pages.change_frozen(freeze) {
-            self.free_dropped_trees_in(&change, false);
-            // If this fails, the store stays open, and the views go on.
-            if self.has_dropped_trees() {
-                self.pages.pool.write_dirty()?;
-            }
             self.free_dropped_trees_in(&change, true);
         }
         self.sync_and_trim(freeze, checkpoints, maps.as_deref_mut())
+    }
+
+    /// Writes a checkpoint with the pages of dropped trees that views still see.
+    fn save_frozen(
+        &self,
+        freeze: &Freeze<'_>,
+        checkpoints: &mut Checkpoints,
+        maps: Option<&mut MapPlaces>,
+    ) -> Result<()> {
+        if let (Some(log), Some(maps)) = (&self.pages.redo_log, maps) {
+            return self.pages.write_cut_frozen(log, freeze, maps);
+        }
+        self.pages.check_writable()?;
+        self.pages.reclaim_unlinked();
+        let number = self.commits.cut();
+        let cut = self.cut(freeze, checkpoints)?;
+        drop(self.write_cut(cut, checkpoints)?);
+        self.commits.save(number);
+        Ok(())
     }
 
     /// Whether the store can be dropped without writing anything.

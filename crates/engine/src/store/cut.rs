@@ -174,6 +174,20 @@ impl PageStore {
         Ok(())
     }
 
+    /// Writes a checkpoint, for a caller that has frozen the gate.
+    pub(crate) fn write_cut_frozen(
+        &self,
+        log: &RedoLog,
+        freeze: &Freeze<'_>,
+        maps: &mut MapPlaces,
+    ) -> Result<()> {
+        self.check_writable()?;
+        self.reclaim_unlinked();
+        let cut = self.note_cut(log, freeze, maps)?;
+        let header = Header { clean: false, log: log.point(cut.lsn), ..cut.header };
+        self.write_log_cut(log, cut, header, maps, Pace::Full)
+    }
+
     fn begin_cut(&self, log: &RedoLog, maps: &mut MapPlaces) -> Result<Cut> {
         self.check_writable()?;
         // While changes go on.
