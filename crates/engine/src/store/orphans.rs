@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageFormat, PageRef, Pool, PoolOptions, RawPages, Space};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::node::{Node, Torn};
 use crate::page::format::{StoreFormat, scratch_pool};
@@ -188,6 +188,24 @@ pub(crate) struct Window {
     tops: Vec<Top>,
 }
 
+/// A damaged node.
+#[derive(Clone, Copy)]
+pub(crate) struct Damaged {
+    /// It has this level at most.
+    pub level: u8,
+    /// A top of this level may be an earlier copy of it, which was freed. It hides the nodes to
+    /// which both refer.
+    pub has_copies: bool,
+}
+
+impl Damaged {
+    /// Whether a top may be what is left of the nodes below it. Only the sequence number of a copy
+    /// tells it from newer nodes.
+    fn leaves(self, top: &Top) -> bool {
+        top.level < self.level || (top.level == self.level && self.has_copies && top.lsn > 0)
+    }
+}
+
 /// A part of a gap.
 pub(crate) enum Segment<'w> {
     Top(&'w Top, KeyBounds<'w>),
@@ -205,18 +223,18 @@ impl Window {
         self.end.as_ref().filter(|end| end.0 == tree)?.1.as_deref()
     }
 
-    /// Divides the keys of a gap between the tops below this level, in order. `visit` returns false
-    /// to end this.
+    /// Divides the keys of a gap that a damaged node leaves between the tops that count, in order.
+    /// `visit` returns false to end this.
     pub(crate) fn divide<'w>(
         &'w self,
         tree: u32,
-        below: u8,
+        damaged: Damaged,
         gap: KeyBounds<'w>,
         visit: &mut dyn FnMut(Segment<'w>) -> bool,
     ) -> bool {
         let first = self.tops.partition_point(|top| top.tree < tree);
         let tops = self.tops[first..].iter().take_while(|top| top.tree == tree);
-        let is_in = |top: &&Top| top.level < below && top.keys().and(gap).is_possible();
+        let is_in = |top: &&Top| damaged.leaves(top) && top.keys().and(gap).is_possible();
         let mut tops = tops.filter(is_in).peekable();
         let (mut begun, mut at, mut last) = (BinaryHeap::new(), gap.0, None);
         loop {
@@ -441,7 +459,7 @@ impl Orphans {
         let frames = (4 * AHEAD as u64 * unit).max(PoolOptions::MIN_FRAMES);
         let pool = scratch_pool(&self.device, Arc::new(RawPages), frames)?;
         let count = (pool.file_pages().saturating_sub(HEADER_PAGES) / unit) as usize;
-        let mut seen = vec![Seen::default(); count];
+        let mut seen = nothing_seen(count)?;
         let mut scan = Scan { pool, tops: Vec::new(), trees: BTreeSet::new() };
         self.find_nodes(&scan, &mut seen, progress)?;
         let file_pages = scan.pool.file_pages();
@@ -490,8 +508,11 @@ impl Orphans {
     fn find_nodes(&self, scan: &Scan, seen: &mut [Seen], progress: Progress<'_>) -> Result<()> {
         let unit = u64::from(self.page_frames);
         let value_end = Cell::new(0);
+        // The file may be longer than its space.
         let is_free = |page: &PageRef| {
-            self.space.as_ref().is_some_and(|space| space.has_free(page.id.0, unit))
+            self.space
+                .as_ref()
+                .is_some_and(|space| space.has_free(page.id.0, unit) || page.id.0 >= space.end())
         };
         let places = (0..seen.len()).map(|at| self.place(at));
         let places = places.filter(|page| page.id.0 >= value_end.get() && !is_free(page));
@@ -517,6 +538,20 @@ impl Orphans {
             Ok(())
         })
     }
+}
+
+/// What is known of so many pages before the scan. A damaged file may be longer than what the
+/// memory suffices for.
+fn nothing_seen(count: usize) -> Result<Vec<Seen>> {
+    let mut seen = Vec::new();
+    seen.try_reserve_exact(count).map_err(|_| {
+        Error::BadOption(format!(
+            "the salvage needs two bytes of memory for each of the file's {count} pages, and has \
+             not got them"
+        ))
+    })?;
+    seen.resize(count, Seen::default());
+    Ok(seen)
 }
 
 impl Scan {
@@ -580,6 +615,13 @@ mod tests {
     use crate::store::open;
     use crate::tree::TreeRef;
     use crate::{Options, Store};
+
+    #[test]
+    fn a_file_for_which_the_memory_does_not_suffice_is_an_error() {
+        assert_eq!(nothing_seen(3).unwrap().len(), 3);
+        let refused = nothing_seen(usize::MAX / 4).err().unwrap().to_string();
+        assert!(refused.contains("memory"), "{refused}");
+    }
 
     /// Windows of few tops bring back what one of all tops does.
     #[test]

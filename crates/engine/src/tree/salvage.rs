@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::node::Node;
 use crate::page::blob::BlobRef;
-use crate::store::orphans::{KeyBounds, Orphans, Segment, children};
+use crate::store::orphans::{Damaged, KeyBounds, Orphans, Segment, children};
 
 /// The walk calls this with every entry that it can read, and with every damage. Returning false
 /// ends the walk.
@@ -36,6 +36,9 @@ pub struct SalvagedEntry<'e> {
     /// Whether it is below a node that is not the root and has no sound parent.
     pub is_orphan: bool,
 }
+
+/// A root may have any level.
+const ANY: Damaged = Damaged { level: u8::MAX, has_copies: false };
 
 /// The walk knows so many damaged pages, so that it tells of each once.
 const TOLD_MAX: usize = 1 << 20;
@@ -72,8 +75,8 @@ impl<'a> TreeRef<'a> {
         let mut walk = Walk { tree: self, orphans, visit, pages_left, told, in_orphan: false };
         let all = KeyBounds(None, None);
         match is_lost {
-            false => walk.node(self.root_page(), u8::MAX, all, all),
-            true => walk.fill(u8::MAX, all, None),
+            false => walk.node(self.root_page(), ANY, all, all),
+            true => walk.fill(ANY, all, None),
         };
     }
 
@@ -144,11 +147,12 @@ impl<'a> TreeRef<'a> {
 }
 
 impl Walk<'_, '_> {
-    /// Visits what is within `keys` below a node whose fences should be these.
+    /// Visits what is within `keys` below a node whose fences should be these. It may be damaged as
+    /// `below` says.
     fn node(
         &mut self,
         page: PageRef,
-        level_max: u8,
+        below: Damaged,
         fences: KeyBounds<'_>,
         keys: KeyBounds<'_>,
     ) -> bool {
@@ -159,17 +163,17 @@ impl Walk<'_, '_> {
         self.pages_left = left;
         let bytes = match self.tree.pages.pool.fix_shared(page) {
             Ok(guard) => guard.to_vec(),
-            Err(error) => return self.damaged(page, level_max, keys, error.into()),
+            Err(error) => return self.damaged(page, below, keys, error.into()),
         };
         let torn = |torn| Error::torn(page, torn);
         let (node, tree) = (Node::new(&bytes[..]), self.tree.state.id);
         let level = match node.level() {
-            Ok(level) if level <= level_max && node.is_of(tree, level) => level,
+            Ok(level) if level <= below.level && node.is_of(tree, level) => level,
             Ok(_) => {
-                let what = format!("it is not a node of tree {tree} up to level {level_max}");
-                return self.damaged(page, level_max, keys, Error::damaged(page, what));
+                let what = format!("it is not a node of tree {tree} up to level {}", below.level);
+                return self.damaged(page, below, keys, Error::damaged(page, what));
             }
-            Err(error) => return self.damaged(page, level_max, keys, torn(error)),
+            Err(error) => return self.damaged(page, below, keys, torn(error)),
         };
         match (node.lower(), node.upper()) {
             (Ok(lower), Ok(upper)) if KeyBounds(lower, upper) == fences => {}
@@ -182,14 +186,19 @@ impl Walk<'_, '_> {
         }
         let children = match children(&bytes) {
             Ok(children) => children,
-            Err(error) => return self.damaged(page, level, keys, torn(error)),
+            // The node itself may be a top.
+            Err(error) => {
+                let below = Damaged { level, has_copies: false };
+                return self.damaged(page, below, keys, torn(error));
+            }
         };
         // The walk has visited all keys up to this one.
         let mut done = None;
         for child in &children {
-            let below = child.keys().and(keys).and(KeyBounds(done, None));
-            let page = self.tree.page(child.page);
-            if below.is_possible() && !self.node(page, level - 1, child.keys(), below) {
+            let inside = child.keys().and(keys).and(KeyBounds(done, None));
+            let (page, below) =
+                (self.tree.page(child.page), Damaged { level: level - 1, has_copies: true });
+            if inside.is_possible() && !self.node(page, below, child.keys(), inside) {
                 return false;
             }
             done = done.max(child.keys().1);
@@ -198,8 +207,14 @@ impl Walk<'_, '_> {
     }
 
     /// Tells of a damaged node, and visits what is within `keys` below it.
-    fn damaged(&mut self, page: PageRef, level: u8, keys: KeyBounds<'_>, error: Error) -> bool {
-        self.tell(page, error) && (level == 0 || self.fill(level, keys, Some(page)))
+    fn damaged(
+        &mut self,
+        page: PageRef,
+        below: Damaged,
+        keys: KeyBounds<'_>,
+        error: Error,
+    ) -> bool {
+        self.tell(page, error) && (below.level == 0 || self.fill(below, keys, Some(page)))
     }
 
     /// Tells of a damaged page, unless it has.
@@ -210,9 +225,9 @@ impl Walk<'_, '_> {
         !self.told.insert(page.id) || (self.visit)(Err(error))
     }
 
-    /// Visits the keys of a gap, from the nodes below this level to which no sound node refers.
+    /// Visits the keys of a gap, from the nodes below a damaged one to which no sound node refers.
     /// `told` is the damaged node that leaves the gap.
-    fn fill(&mut self, below: u8, gap: KeyBounds<'_>, told: Option<PageRef>) -> bool {
+    fn fill(&mut self, below: Damaged, gap: KeyBounds<'_>, told: Option<PageRef>) -> bool {
         let (tree, Some(orphans)) = (self.tree.state.id, self.orphans) else { return true };
         let mut from = gap.0.map(Key::from);
         loop {
@@ -228,7 +243,9 @@ impl Walk<'_, '_> {
                     self.pages_left += 2 + u64::from(top.level);
                     let is_root = top.keys() == KeyBounds(None, None);
                     let in_orphan = std::mem::replace(&mut self.in_orphan, !is_root);
-                    let go_on = self.node(top.page, top.level, top.keys(), keys);
+                    // Or the walk would come back to it.
+                    let below = Damaged { level: top.level, has_copies: false };
+                    let go_on = self.node(top.page, below, top.keys(), keys);
                     self.in_orphan = in_orphan;
                     go_on
                 }
