@@ -26,7 +26,16 @@ fn open(disk: &SimulatedDisk) -> Result<Opened, LogError> {
 }
 
 fn open_by(disk: &SimulatedDisk, sync_method: SyncMethod) -> Result<Opened, LogError> {
-    let segment_bytes = (BLOCKS + 1) * BLOCK_BYTES as u64;
+    open_with(disk, sync_method, BLOCKS)
+}
+
+/// Opens a log with so many blocks in a segment.
+fn open_with(
+    disk: &SimulatedDisk,
+    sync_method: SyncMethod,
+    blocks: u64,
+) -> Result<Opened, LogError> {
+    let segment_bytes = (blocks + 1) * BLOCK_BYTES as u64;
     let files = FileLogOptions {
         segment_bytes,
         most_bytes: 8 * segment_bytes,
@@ -334,6 +343,37 @@ fn a_file_ahead_without_room_fails_no_commit() {
             }
         }
     }
+}
+
+/// The log writes to its first segment while more of it is zeroed. A sync of the zeros that reports
+/// a lack of room may be the only one that is told of a block that was not written.
+#[test]
+fn a_sync_of_the_first_segment_that_wants_room_ends_the_log() {
+    let (sync_method, blocks) = (SyncMethod::BufferedSync, 9);
+    let disk = SimulatedDisk::quiet(1);
+    let (log, device, ..) = open_with(&disk, sync_method, blocks).unwrap();
+    append(&log, 0).unwrap();
+    let begun = device.scan().end;
+    assert!(begun < blocks, "all of the segment is zeroed");
+    // The next call writes zeros.
+    disk.run_full_after(1);
+    let failed = log.make_room(blocks * 4000).unwrap_err();
+    assert!(matches!(failed, LogError::Io { .. }), "{failed:?}");
+    assert!(failed.to_string().contains("open the folder again"), "{failed}");
+    assert_eq!(device.scan().end, begun);
+    // No room would help.
+    let failed = (1..=begun as u8).find_map(|number| append(&log, number).err()).unwrap();
+    assert!(!matches!(failed, LogError::Full { .. }), "{failed:?}");
+    drop((log, device));
+    disk.restart(true);
+    let (log, _, found, _) = open_with(&disk, sync_method, blocks).unwrap();
+    assert_eq!(found, [0]);
+    for number in 1..12 {
+        append(&log, number).unwrap();
+    }
+    drop(log);
+    let found = open_with(&disk, sync_method, blocks).unwrap().2;
+    assert!(found.into_iter().eq(0..12));
 }
 
 /// A file that is made ahead outlives a trim, whose file comes first.

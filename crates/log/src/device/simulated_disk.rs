@@ -116,6 +116,8 @@ pub(super) struct State {
     has_ended: bool,
     ends_in: Option<u64>,
     fails_in: Option<u64>,
+    /// A sync of a file that fails says that there is no room.
+    pub(super) syncs_want_room: bool,
     pub(super) room: u64,
     pub(super) faults: u64,
 }
@@ -195,6 +197,7 @@ impl SimulatedDisk {
             has_ended: false,
             ends_in: None,
             fails_in: None,
+            syncs_want_room: false,
             room: u64::MAX,
             faults: 0,
         };
@@ -214,6 +217,12 @@ impl SimulatedDisk {
     /// The call after so many more fails.
     pub(crate) fn fail_after(&self, calls: u64) {
         self.lock().fails_in = Some(calls);
+    }
+
+    /// The call after so many more fails. If it is a sync of a file, it says that there is no room.
+    pub(crate) fn run_full_after(&self, calls: u64) {
+        let mut state = self.lock();
+        (state.fails_in, state.syncs_want_room) = (Some(calls), true);
     }
 
     /// The process ends within the call after so many more.

@@ -200,7 +200,10 @@ impl SimulatedFile {
                     state.faults -= 1;
                     return Ok(());
                 }
-                Err(failure())
+                match state.syncs_want_room {
+                    true => Err(io::ErrorKind::StorageFull.into()),
+                    false => Err(failure()),
+                }
             }
         }
     }
