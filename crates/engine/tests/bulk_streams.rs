@@ -5,14 +5,47 @@ mod common;
 
 use std::io::Read;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-use common::{all_freed, assert_sound, bytes, memory_store, options, read};
+use common::{all_freed, assert_sound, bytes, ends, memory_store, options, read};
 use vellum::{Error, Store};
 use vellum_pool::device::MemoryDevice;
+use vellum_testing::patience::SetWhenDropped;
 
 /// The data bytes of a piece of one frame, and of the longest piece.
 const SMALL_PIECE: usize = 4096 - 56;
 const PIECE: usize = 64 * 4096 - 56;
+
+/// A sync freezes the gate. It must not come between two changes of the load, of which one is
+/// within the other. A thread that misses pages has the load rest.
+#[test]
+fn a_load_of_long_values_holds_no_change_while_it_begins_another() {
+    ends(|| {
+        let (_device, store) = memory_store(256, 1);
+        let (read, loaded) = (store.create_tree("r").unwrap(), store.create_tree("l").unwrap());
+        read.bulk_load((0..4000_u32).map(|n| (n.to_be_bytes(), [1; 500]))).unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let _stopping = SetWhenDropped(&stop);
+            scope.spawn(|| {
+                for n in (0..).step_by(7).take_while(|_| !stop.load(Ordering::Relaxed)) {
+                    assert!(read.contains(&(n % 4000_u32).to_be_bytes()).unwrap());
+                }
+            });
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    read.upsert(b"key", b"value").unwrap();
+                    store.sync().unwrap();
+                }
+            });
+            // Few entries fill a leaf.
+            let key = |n: u32| [&n.to_be_bytes()[..], &[7; 600]].concat();
+            loaded.bulk_load((0..2000).map(|n| (key(n), [2; 5000]))).unwrap();
+        });
+        assert_sound(&store);
+    });
+}
 
 /// Loads values of all lengths as streams, between values that are passed as slices.
 #[test]

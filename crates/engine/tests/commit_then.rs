@@ -9,25 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 
+use common::ends;
 use vellum::{Durability, Error, Options, Result, Store, TransactionOptions, Tree};
-use vellum_testing::patience::{PATIENCE, SetWhenDropped, eventually};
+use vellum_testing::patience::{SetWhenDropped, eventually};
 
 /// A pool of which a few values take all, and a log in which they make checkpoints due.
 fn options() -> Options {
     Options::new().pool_bytes(1 << 20).log_bytes(2 << 20)
-}
-
-/// Fails if this does not end: then threads wait for each other.
-fn ends(what: impl FnOnce() + Send + 'static) {
-    let (ending, end) = channel();
-    let thread = thread::spawn(move || {
-        what();
-        ending.send(()).unwrap();
-    });
-    if end.recv_timeout(PATIENCE).is_err() && !thread.is_finished() {
-        panic!("not within {PATIENCE:?}");
-    }
-    thread.join().unwrap();
 }
 
 /// Commits some entries. Reads nothing, so there is no conflict.

@@ -95,6 +95,7 @@ fn child() {
             std::thread::sleep(PATIENCE);
             drop(other);
         }
+        "in a callback while another drops" => exit_while_another_drops(store, tree),
         "in a snapshot" => {
             let _snapshot = store.snapshot().unwrap();
             exit(3);
@@ -146,6 +147,23 @@ fn child() {
         }
         other => panic!("{other}"),
     }
+}
+
+/// Exits in a callback, for which a drop waits.
+fn exit_while_another_drops(store: Store, tree: vellum::Tree) {
+    let (dropping, begun) = channel();
+    let mut transaction = store.begin().unwrap();
+    transaction.put(&tree, &key(1000), b"committed").unwrap();
+    let exits = move |_| {
+        begun.recv().unwrap();
+        // By then the drop has closed the store, and waits for this.
+        std::thread::sleep(Duration::from_millis(200));
+        exit(3);
+    };
+    transaction.commit_then(exits).unwrap();
+    drop(tree);
+    dropping.send(()).unwrap();
+    drop(store);
 }
 
 /// Runs `work` in a child of a fork, which then calls `exit`.
@@ -255,6 +273,15 @@ fn an_exit_in_a_callback_of_a_commit_closes_the_stores() {
     let store = Store::open(place.path().join("store"), &small()).unwrap();
     assert!(store.recovery().is_none(), "the store was closed");
     drop(store);
+    expect(&place.path().join("store"), 0..=1000);
+}
+
+#[test]
+fn an_exit_in_a_callback_does_not_wait_for_a_drop_that_waits_for_it() {
+    let begun = Instant::now();
+    let (status, place) = run("in a callback while another drops");
+    assert_eq!(status.code(), Some(3));
+    assert!(begun.elapsed() < EXIT_PATIENCE, "the exit waits for the drop");
     expect(&place.path().join("store"), 0..=1000);
 }
 

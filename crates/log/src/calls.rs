@@ -69,13 +69,14 @@ impl Calls {
         let mut state = lock(&self.state);
         loop {
             let due = std::mem::take(&mut state.due);
-            let count = due.len() as u64;
-            if count > 0 {
+            if !due.is_empty() {
                 drop(state);
-                due.into_iter().for_each(call);
+                for one in due {
+                    call(one);
+                    lock(&self.state).returned += 1;
+                    self.returned.notify_all();
+                }
                 state = lock(&self.state);
-                state.returned += count;
-                self.returned.notify_all();
             } else if state.ended {
                 return;
             } else {
@@ -98,16 +99,15 @@ impl Calls {
             state = wait(&self.returned, state);
         }
     }
-
-    /// Whether this thread is the one that makes the calls.
-    pub(crate) fn are_made_here(&self) -> bool {
-        lock(&self.state).thread == Some(thread::current().id())
-    }
 }
 
 /// Calls a function of the caller's, which must not take a thread of the log down with it.
 pub(crate) fn call((function, result): Call) {
-    if catch_unwind(AssertUnwindSafe(|| function(result))).is_err() {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| function(result))) {
         tracing::error!("a callback of the log panicked");
+        // Dropping what it panicked with may panic, too.
+        if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+            std::mem::forget(another);
+        }
     }
 }

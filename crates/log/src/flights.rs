@@ -320,9 +320,13 @@ impl Shared {
 
     /// Tells all who still wait to be called that they wait in vain.
     pub(crate) fn abandon_callbacks(&self) {
-        let left = std::mem::take(&mut lock(&self.flow).callbacks);
-        let calls = left.into_values().map(|callback| (callback, Err(LogError::Closed)));
-        self.calls.take(calls.collect()).into_iter().for_each(call);
+        let mut flow = lock(&self.flow);
+        let callbacks = std::mem::take(&mut flow.callbacks);
+        let calls = callbacks.into_values().map(|callback| (callback, Err(LogError::Closed)));
+        let left = self.calls.take(calls.collect());
+        // Not before: another thread that ends the log would end the calls meanwhile.
+        drop(flow);
+        left.into_iter().for_each(call);
     }
 
     /// For tests that steer flights themselves.

@@ -16,7 +16,7 @@ use crate::ring::Ring;
 use crate::scan::{End, EndReason, RecordRef, Scan, check_reaches};
 #[cfg(feature = "testing")]
 use crate::slow_flights::Choose;
-use crate::sync::{Mutex, lock, thread};
+use crate::sync::{Mutex, ThreadId, lock, thread};
 
 /// How a log is opened.
 #[derive(Clone, Debug)]
@@ -222,9 +222,10 @@ impl Log {
         self.shared.wait_callers();
     }
 
-    /// Whether this thread is the one that calls the functions of [`on_durable`](Log::on_durable).
-    pub fn calls_here(&self) -> bool {
-        self.shared.check_process().is_ok() && self.shared.calls.are_made_here()
+    /// The thread that calls the functions of [`on_durable`](Log::on_durable). None if the log has
+    /// no threads.
+    pub fn calls_thread(&self) -> Option<ThreadId> {
+        self.caller.as_ref().map(|caller| caller.thread().id())
     }
 
     /// Has a record made durable soon, though no thread waits for it: with all records of the next

@@ -457,3 +457,25 @@ fn one_thread_calls_back_and_a_slow_callback_delays_no_flush() {
     log.wait_callers();
     assert_eq!(*callers.lock().unwrap(), [caller; 100]);
 }
+
+struct PanicsWhenDropped;
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        panic!("on purpose");
+    }
+}
+
+#[test]
+fn a_callback_that_panics_twice_keeps_no_other_from_its_call() {
+    let folder = tempdir().unwrap();
+    let log = open(folder.path(), None).unwrap().0;
+    let lsn = log.append(b"record").unwrap();
+    log.on_durable(lsn, Box::new(|_| std::panic::panic_any(PanicsWhenDropped)));
+    let called = Arc::new(AtomicU64::new(0));
+    let calls = Arc::clone(&called);
+    log.on_durable(lsn, Box::new(move |_| _ = calls.fetch_add(1, Ordering::SeqCst)));
+    log.wait_durable(lsn).unwrap();
+    log.wait_callers();
+    assert_eq!(called.load(Ordering::SeqCst), 1);
+}

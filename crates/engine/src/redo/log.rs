@@ -6,6 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::ThreadId;
 
 use vellum_log::{BLOCK_BYTES, Block, Log, LogDevice, LogError, Lsn, Written};
 use vellum_pool::device::Device;
@@ -349,9 +350,9 @@ impl RedoLog {
         self.log.wait_callers();
     }
 
-    /// Whether this thread is the one that runs the callbacks of commits.
-    pub(crate) fn calls_here(&self) -> bool {
-        self.log.calls_here()
+    /// The thread that runs the callbacks of commits.
+    pub(crate) fn calls_thread(&self) -> Option<ThreadId> {
+        self.log.calls_thread()
     }
 
     /// The longest record that the log takes, in bytes.

@@ -10,10 +10,10 @@
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use crate::store::core::StoreCore;
+use crate::store::core::{StoreCore, Views};
 
 /// How long a thread waits for the lock on the list. Threads hold the lock only for a moment,
 /// unless a thread exits in a signal handler, or another thread held the lock when its process
@@ -34,6 +34,8 @@ struct OpenStore {
     store: Weak<StoreCore>,
     /// The process that opened the store. The store does not belong to a child of that process.
     process: u32,
+    /// The thread that runs the callbacks of the store's commits.
+    calls: Option<ThreadId>,
 }
 
 fn stores() -> Option<MutexGuard<'static, Vec<OpenStore>>> {
@@ -58,7 +60,9 @@ pub(crate) fn register(store: &Arc<StoreCore>) {
     }
     match stores() {
         Some(mut stores) => {
-            stores.push(OpenStore { store: Arc::downgrade(store), process: std::process::id() });
+            let calls = store.pages.redo_log.as_ref().and_then(|log| log.calls_thread());
+            let process = std::process::id();
+            stores.push(OpenStore { store: Arc::downgrade(store), process, calls });
         }
         None => tracing::warn!("this store will not be closed at the exit: the list is locked"),
     }
@@ -89,20 +93,19 @@ extern "C" fn keep_parents_stores() {
 /// The exit handler. C calls it, so no panic may leave it.
 extern "C" fn close_all() {
     let _ = catch_unwind(|| {
-        let (open, dropping) = open_stores();
-        if open.is_empty() && !dropping {
+        let exiting = thread::current().id();
+        let OpenStores { open, called, dropping } = open_stores(exiting);
+        if open.is_empty() && called.is_empty() && !dropping {
             return;
         }
         let closing = Arc::new(Closing::default());
         let (closer, watched) = (closing.clone(), open.clone());
-        // A callback that exits never returns.
-        let called: Vec<_> = open.iter().filter(|store| !calls_here(store)).cloned().collect();
         let run_closer = move || {
             let _ = catch_unwind(std::panic::AssertUnwindSafe(|| {
                 open.iter().for_each(|store| close(store));
                 called.iter().for_each(|store| store.wait_callbacks());
                 drop((open, called));
-                wait_for_drops();
+                wait_for_drops(exiting);
             }));
             closer.end();
         };
@@ -117,26 +120,33 @@ extern "C" fn close_all() {
     });
 }
 
-/// The open stores of this process, and whether another thread is dropping one.
-fn open_stores() -> (Vec<Arc<StoreCore>>, bool) {
-    let (mut open, mut dropping) = (Vec::new(), false);
+/// The stores of this process that have handles.
+struct OpenStores {
+    open: Vec<Arc<StoreCore>>,
+    /// Those whose callbacks can return, closed ones too. A callback that exits never returns.
+    called: Vec<Arc<StoreCore>>,
+    /// Another thread is dropping a store, and does not wait for the callback that exits.
+    dropping: bool,
+}
+
+fn open_stores(exiting: ThreadId) -> OpenStores {
+    let (mut open, mut called, mut dropping) = (Vec::new(), Vec::new(), false);
     let process = std::process::id();
     for entry in stores().iter().flat_map(|stores| stores.iter()) {
         if entry.process == process {
+            let returns = entry.calls != Some(exiting);
             match entry.store.upgrade() {
-                Some(store) => open.push(store),
-                None => dropping = true,
+                Some(store) => {
+                    called.extend(returns.then(|| store.clone()));
+                    open.push(store);
+                }
+                None => dropping |= returns,
             }
         }
     }
     // After unlocking the list: dropping the store here, which may be its last handle, locks it.
     open.retain(|store| store.pages.check_open().is_ok());
-    (open, dropping)
-}
-
-/// Whether this thread runs the callbacks of the store's commits.
-fn calls_here(store: &StoreCore) -> bool {
-    store.pages.redo_log.as_ref().is_some_and(|log| log.calls_here())
+    OpenStores { open, called, dropping }
 }
 
 fn close(store: &StoreCore) {
@@ -144,7 +154,7 @@ fn close(store: &StoreCore) {
     // In the lock order of all checkpoints. A checkpoint that is under way ends first.
     let mut checkpoints = store.checkpoint_lock();
     let closed = match store.pages.gate.freeze_within(GATE_PATIENCE) {
-        Some(freeze) => store.close_frozen(&freeze, &mut checkpoints),
+        Some(freeze) => store.close_frozen(&freeze, &mut checkpoints, Views::End),
         None => {
             tracing::error!("a store stays open at the exit: one of its changes does not end");
             return;
@@ -156,8 +166,8 @@ fn close(store: &StoreCore) {
 }
 
 /// Waits for other threads that are closing stores by dropping them.
-fn wait_for_drops() {
-    while open_stores().1 {
+fn wait_for_drops(exiting: ThreadId) {
+    while open_stores(exiting).dropping {
         thread::sleep(Duration::from_millis(1));
     }
 }

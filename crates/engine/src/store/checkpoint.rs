@@ -29,7 +29,7 @@ use crate::page::checksum_of;
 use crate::redo::log::MapPlaces;
 use crate::store::at_exit;
 use crate::store::callback::refuse_in_callback;
-use crate::store::core::StoreCore;
+use crate::store::core::{StoreCore, Views};
 use crate::store::cut::{BackupCut, decode_space};
 use crate::store::file::{Checkpoints, PausedWrites};
 use crate::store::free_map::{self, FileMap, FreeMap};
@@ -314,7 +314,8 @@ impl StoreCore {
         self.closing.store(true, Ordering::Release);
         let mut checkpoints = self.checkpoint_lock();
         let freeze = self.pages.freeze();
-        let closed = freeze.and_then(|freeze| self.close_frozen(&freeze, &mut checkpoints));
+        let closed =
+            freeze.and_then(|freeze| self.close_frozen(&freeze, &mut checkpoints, Views::GoOn));
         self.closing.store(false, Ordering::Release);
         drop(checkpoints);
         self.wait_callbacks();
@@ -333,13 +334,14 @@ impl StoreCore {
         &self,
         freeze: &Freeze<'_>,
         checkpoints: &mut Checkpoints,
+        views: Views,
     ) -> Result<()> {
         if self.pages.file.is_closed() {
             return Ok(());
         }
         let outcome = match self.pages.check_writable() {
             Err(Error::ReadOnly) => Ok(()),
-            _ => self.save_and_free_dropped_trees(freeze, checkpoints),
+            _ => self.save_and_free_dropped_trees(freeze, checkpoints, views),
         };
         if let (Err(_), Some(log)) = (&outcome, &self.pages.redo_log) {
             log.settle(freeze);
@@ -373,6 +375,7 @@ impl StoreCore {
         &self,
         freeze: &Freeze<'_>,
         checkpoints: &mut Checkpoints,
+        views: Views,
     ) -> Result<()> {
         // Ends a checkpoint of the log that is under way. Its cut must not come amid the frees: the
         // free map and the records from the cut on would not fit together. The checkpoint can
@@ -380,7 +383,7 @@ impl StoreCore {
         let log = self.pages.redo_log.as_ref();
         let mut maps = log.map(|log| log.lock_maps());
         // If this fails, the store stays open, and the views go on.
-        if self.has_dropped_trees() {
+        if views == Views::GoOn && self.has_dropped_trees() {
             self.save_frozen(freeze, checkpoints, maps.as_deref_mut())?;
         }
         // Also without dropped trees: the change has the checkpoint write the free map again, and

@@ -175,6 +175,14 @@ impl StoreCore {
     }
 }
 
+/// Whether views of a store may be used after a close that has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Views {
+    GoOn,
+    /// The process ends. The pages of dropped trees that they see make room for the checkpoint.
+    End,
+}
+
 #[cfg(test)]
 mod tests {
     use std::pin::pin;

@@ -307,7 +307,10 @@ impl PageStore {
         refuse_in_callback(&self.gate)?;
         let room = match &self.redo_log {
             None => None,
-            Some(log) => Some(self.room_for_change(log, record)?),
+            Some(log) => Some(self.room_for_change(log, record).map_err(|error| {
+                // A close that came meanwhile has ended the log.
+                self.check_open().err().unwrap_or(error)
+            })?),
         };
         let permit = self.gate.begin_change();
         // After the gate: the store may have been closed while this thread waited.

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use vellum_pool::{PageId, PageRef};
+use vellum_pool::{PAGE_SIZE, PageId, PageRef};
 
 use super::group::init;
 use super::load_pace::LoadPace;
@@ -45,6 +45,12 @@ impl<'a> NewPages<'a> {
         self.tree.pages.unlinked.add_page(self.unlinked, page);
     }
 
+    /// Before the load stores so many bytes. The caller has begun no change.
+    fn rest_if_others_wait(&mut self, bytes: usize) {
+        let pool = &self.tree.pages.pool;
+        self.pace.step(pool, bytes.div_ceil(PAGE_SIZE) as u64);
+    }
+
     fn all(&self) -> PageRuns {
         self.tree.pages.unlinked.pages(self.unlinked)
     }
@@ -57,7 +63,7 @@ impl PageSink for NewPages<'_> {
         let level = image[LEVEL];
         let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
         let pages = self.tree.pages;
-        self.pace.step(&pages.pool);
+        self.rest_if_others_wait(image.len());
         let change = pages.change()?;
         let mut guard = pages.pool.allocate(pages.page_frames)?;
         let page = init(&change, &mut guard, kind, level, self.tree.state.id);
@@ -115,9 +121,12 @@ impl<'a> BulkLoader<'a> {
         if !self.tree.check_entry(key, value)? {
             return self.add(key, Payload::Inline(value));
         }
+        self.builder.sink().rest_if_others_wait(value.len());
         let change = self.tree.pages.change()?;
         let blob = self.tree.store_blob(&change, key, Incoming::Bytes(value))?;
         self.builder.sink().add(blob.page);
+        // A new page of the tree is a change of its own.
+        drop(change);
         self.add(key, Payload::Blob(&blob.encode()))
     }
 
@@ -137,6 +146,7 @@ impl<'a> BulkLoader<'a> {
         let blob = writer.store_rest(&change)?;
         drop(change);
         let Some(blob) = blob else { return self.push(key, writer.buffered()) };
+        self.builder.sink().rest_if_others_wait(writer.len() as usize);
         self.add(key, Payload::Blob(&blob.encode()))?;
         self.values.push(writer);
         Ok(())

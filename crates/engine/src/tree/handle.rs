@@ -431,8 +431,9 @@ impl Tree {
     /// [`sync`](crate::Store::sync), the pages that were loaded before the sync stay allocated and
     /// unused.
     ///
-    /// While other threads wait for pages of the file, the load rests again and again, for up to 30
-    /// ms, and takes about a quarter of its time (docs/benchmarks.md, `bulk-readers`).
+    /// While lookups of other threads wait for pages of the file, the load rests again and again,
+    /// for up to 30 ms, and takes about a quarter of its time (docs/benchmarks.md, `bulk-readers`).
+    /// Scans that read ahead do not make it rest.
     ///
     /// # Errors
     /// [`NotEmpty`](crate::Error::NotEmpty), [`NotSorted`](crate::Error::NotSorted); limits; a

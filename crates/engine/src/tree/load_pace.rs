@@ -3,9 +3,10 @@
 //! A thread that looks entries up asks for one page, and waits for it. A load has pages to write at
 //! any time, and takes what it can get: of one reader on two processors it left 0.47 of the rate
 //! (docs/benchmarks.md). So while other threads miss pages, the load stores few pages and rests.
-//! While they find all pages in memory, or do nothing, it does not rest.
+//! While they find all pages in memory, or do nothing, it does not rest. Pages that scans read
+//! ahead are no misses.
 
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use vellum_pool::Pool;
@@ -27,6 +28,8 @@ const NAP: Duration = Duration::from_micros(200);
 #[derive(Debug)]
 pub(super) struct LoadPace {
     began: Instant,
+    /// The thread that stores its pages. Others can go on with the load, in stretches of their own.
+    thread: ThreadId,
     stored: u64,
     /// What [`Pool::misses_of_others`] was when the stretch began.
     misses: u64,
@@ -34,18 +37,23 @@ pub(super) struct LoadPace {
 
 impl LoadPace {
     pub(super) fn new(pool: &Pool) -> LoadPace {
-        LoadPace { began: Instant::now(), stored: 0, misses: pool.misses_of_others() }
+        let (began, misses) = (Instant::now(), pool.misses_of_others());
+        LoadPace { began, thread: thread::current().id(), stored: 0, misses }
     }
 
-    /// The load is about to store a page. The caller holds nothing for which others may wait.
-    pub(super) fn step(&mut self, pool: &Pool) {
-        self.stored += 1;
+    /// The load is about to store so many pages. The caller has begun no change, and holds no page.
+    pub(super) fn step(&mut self, pool: &Pool, pages: u64) {
+        self.stored += pages;
         if self.stored < STRETCH {
+            return;
+        }
+        if thread::current().id() != self.thread {
+            *self = LoadPace::new(pool);
             return;
         }
         let read = || pool.misses_of_others().wrapping_sub(self.misses);
         let end = Instant::now() + longest_rest(read(), self.began.elapsed());
-        while read() < READS_PER_PAGE * STRETCH && Instant::now() < end {
+        while read() < READS_PER_PAGE * self.stored && Instant::now() < end {
             thread::sleep(NAP);
         }
         *self = LoadPace::new(pool);
@@ -89,9 +97,9 @@ mod tests {
         assert_eq!(pool.misses_of_others(), before, "the misses are those of this thread");
         thread::scope(|scope| scope.spawn(read_all).join().unwrap());
         thread::sleep(LONGEST_STRETCH);
-        (1..STRETCH).for_each(|_| pace.step(pool));
+        (1..STRETCH).for_each(|_| pace.step(pool, 1));
         let start = Instant::now();
-        pace.step(pool);
+        pace.step(pool, 1);
         assert!(start.elapsed() >= LONGEST_STRETCH * RESTS, "{:?}", start.elapsed());
         assert!(pace.stored == 0 && pace.misses == pool.misses_of_others());
     }

@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
 
 use vellum::{Options, Store, Tree};
 use vellum_pool::device::{FaultyDevice, MemoryDevice};
@@ -11,6 +13,19 @@ pub use vellum_testing::patience::PATIENCE;
 use vellum_testing::patience::eventually;
 pub use vellum_testing::random::{Random, bytes};
 pub use vellum_testing::rounds::{rounds, seed};
+
+/// Fails if this does not end: then threads wait for each other.
+pub fn ends(what: impl FnOnce() + Send + 'static) {
+    let (ending, end) = channel();
+    let thread = thread::spawn(move || {
+        what();
+        ending.send(()).unwrap();
+    });
+    if end.recv_timeout(PATIENCE).is_err() && !thread.is_finished() {
+        panic!("not within {PATIENCE:?}");
+    }
+    thread.join().unwrap();
+}
 
 /// A value that depends on its length and on how often values were made.
 pub fn value(len: usize, serial: usize) -> Vec<u8> {

@@ -32,8 +32,7 @@ fn pages_between_searches(frames: u64) -> u64 {
 /// write: then they mark the page that is there, which may have come earlier or later.
 #[derive(Debug)]
 pub(super) struct Newcomers {
-    /// Each place twice, and one more for a page that was read ahead. A pool of the most frames has
-    /// 2^29 places.
+    /// Each place twice, and one more for a page that was read ahead.
     places: Box<[AtomicU32]>,
     /// How many pages have come. Every miss changes it.
     came: Count,
@@ -73,11 +72,15 @@ impl Newcomers {
         Newcomers { places, came: Count::default(), needed, ahead }
     }
 
-    /// A page was put into this place.
+    /// A page was put into this place. Pages in places from 2^31 on, of pools of 3 TiB, get their
+    /// marks from the hand alone.
     pub(super) fn note(&self, place: usize, arrival: Arrival) {
+        let ahead = u32::from(arrival == Arrival::Ahead);
+        let Some(entry) = u32::try_from(place).ok().and_then(|place| place.checked_mul(2)) else {
+            return;
+        };
         let number = self.came.0.fetch_add(1, Ordering::Relaxed);
-        let entry = 2 * place as u32 + u32::from(arrival == Arrival::Ahead);
-        self.places[number % self.places.len()].store(entry, Ordering::Relaxed);
+        self.places[number % self.places.len()].store(entry + ahead, Ordering::Relaxed);
     }
 
     /// The place of a page after which enough others have come. Each is taken once. If threads take
