@@ -432,7 +432,7 @@ impl Tree {
     /// unused.
     ///
     /// While lookups of other threads wait for pages of the file, the load rests again and again,
-    /// for up to 30 ms, and takes about a quarter of its time (docs/benchmarks.md, `bulk-readers`).
+    /// for up to 20 ms, and works a third of its time (docs/benchmarks.md, `bulk-readers`).
     /// Scans that read ahead do not make it rest.
     ///
     /// # Errors

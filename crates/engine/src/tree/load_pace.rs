@@ -16,9 +16,9 @@ const STRETCH: u64 = 64;
 /// Others wait if they have read so many pages during a stretch.
 const WAITING: u64 = 16;
 /// Then the load rests until they have read so many pages for each that it has stored ...
-const READS_PER_PAGE: u64 = 8;
+const READS_PER_PAGE: u64 = 5;
 /// ... and at most so many times as long as the stretch took.
-const RESTS: u32 = 3;
+const RESTS: u32 = 2;
 /// A stretch that took longer waited for its input.
 const LONGEST_STRETCH: Duration = Duration::from_millis(10);
 /// How long the load sleeps before it looks again.
@@ -108,7 +108,7 @@ mod tests {
     fn a_rest_is_as_long_as_the_stretch_allows() {
         let millisecond = Duration::from_millis(1);
         assert_eq!(longest_rest(WAITING - 1, millisecond), Duration::ZERO);
-        assert_eq!(longest_rest(WAITING, millisecond), 3 * millisecond);
-        assert_eq!(longest_rest(WAITING, 100 * millisecond), 30 * millisecond);
+        assert_eq!(longest_rest(WAITING, millisecond), 2 * millisecond);
+        assert_eq!(longest_rest(WAITING, 100 * millisecond), 20 * millisecond);
     }
 }
