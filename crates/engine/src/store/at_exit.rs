@@ -36,6 +36,23 @@ struct OpenStore {
     process: u32,
     /// The thread that runs the callbacks of the store's commits.
     calls: Option<ThreadId>,
+    /// [`StoreCore::waits_for_callbacks`].
+    waits_for_callbacks: Arc<AtomicBool>,
+}
+
+impl OpenStore {
+    /// Whether the store belongs to this process.
+    fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Whether another thread is dropping the store. The exit waits for that, but not if the drop
+    /// waits for the callback that exits.
+    fn is_dropping(&self, exiting: ThreadId) -> bool {
+        let waits_for_exit =
+            self.calls == Some(exiting) && self.waits_for_callbacks.load(Ordering::Acquire);
+        self.store.strong_count() == 0 && !waits_for_exit
+    }
 }
 
 fn stores() -> Option<MutexGuard<'static, Vec<OpenStore>>> {
@@ -62,7 +79,9 @@ pub(crate) fn register(store: &Arc<StoreCore>) {
         Some(mut stores) => {
             let calls = store.pages.redo_log.as_ref().and_then(|log| log.calls_thread());
             let process = std::process::id();
-            stores.push(OpenStore { store: Arc::downgrade(store), process, calls });
+            let waits_for_callbacks = store.waits_for_callbacks.clone();
+            let store = Arc::downgrade(store);
+            stores.push(OpenStore { store, process, calls, waits_for_callbacks });
         }
         None => tracing::warn!("this store will not be closed at the exit: the list is locked"),
     }
@@ -125,23 +144,17 @@ struct OpenStores {
     open: Vec<Arc<StoreCore>>,
     /// Those whose callbacks can return, closed ones too. A callback that exits never returns.
     called: Vec<Arc<StoreCore>>,
-    /// Another thread is dropping a store, and does not wait for the callback that exits.
+    /// [`OpenStore::is_dropping`].
     dropping: bool,
 }
 
 fn open_stores(exiting: ThreadId) -> OpenStores {
     let (mut open, mut called, mut dropping) = (Vec::new(), Vec::new(), false);
-    let process = std::process::id();
-    for entry in stores().iter().flat_map(|stores| stores.iter()) {
-        if entry.process == process {
-            let returns = entry.calls != Some(exiting);
-            match entry.store.upgrade() {
-                Some(store) => {
-                    called.extend(returns.then(|| store.clone()));
-                    open.push(store);
-                }
-                None => dropping |= returns,
-            }
+    for entry in stores().iter().flat_map(|stores| stores.iter()).filter(|entry| entry.is_here()) {
+        dropping |= entry.is_dropping(exiting);
+        if let Some(store) = entry.store.upgrade() {
+            called.extend((entry.calls != Some(exiting)).then(|| store.clone()));
+            open.push(store);
         }
     }
     // After unlocking the list: dropping the store here, which may be its last handle, locks it.
@@ -167,7 +180,8 @@ fn close(store: &StoreCore) {
 
 /// Waits for other threads that are closing stores by dropping them.
 fn wait_for_drops(exiting: ThreadId) {
-    while open_stores(exiting).dropping {
+    let is_dropping = |entry: &OpenStore| entry.is_here() && entry.is_dropping(exiting);
+    while stores().iter().flat_map(|stores| stores.iter()).any(is_dropping) {
         thread::sleep(Duration::from_millis(1));
     }
 }

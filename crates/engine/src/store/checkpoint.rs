@@ -308,14 +308,17 @@ impl StoreCore {
 
     /// Writes a checkpoint, refuses all later operations, and unlocks the file.
     pub(crate) fn close(&self) -> Result<()> {
+        self.close_for(Views::GoOn)
+    }
+
+    fn close_for(&self, views: Views) -> Result<()> {
         self.pages.check_process()?;
         refuse_in_callback(&self.pages.gate)?;
         // A request of another process that holds the lock looks at this, and ends.
         self.closing.store(true, Ordering::Release);
         let mut checkpoints = self.checkpoint_lock();
         let freeze = self.pages.freeze();
-        let closed =
-            freeze.and_then(|freeze| self.close_frozen(&freeze, &mut checkpoints, Views::GoOn));
+        let closed = freeze.and_then(|freeze| self.close_frozen(&freeze, &mut checkpoints, views));
         self.closing.store(false, Ordering::Release);
         drop(checkpoints);
         self.wait_callbacks();
@@ -325,7 +328,9 @@ impl StoreCore {
     /// Waits until the callbacks of commits have returned that are due now. They may use the store,
     /// so the caller holds no lock of it.
     pub(crate) fn wait_callbacks(&self) {
+        self.waits_for_callbacks.store(true, Ordering::Release);
         self.pages.redo_log.iter().for_each(|log| log.wait_callers());
+        self.waits_for_callbacks.store(false, Ordering::Release);
     }
 
     /// As [`close`](Self::close), for a caller that has frozen the gate, and
@@ -439,7 +444,8 @@ impl Drop for StoreCore {
         }
         if !self.is_saved() && !self.salvage {
             // A panic that left this destructor during another panic would abort the process.
-            match catch_unwind(AssertUnwindSafe(|| self.close())) {
+            // Views hold the store, so there is none.
+            match catch_unwind(AssertUnwindSafe(|| self.close_for(Views::End))) {
                 Ok(Ok(()) | Err(Error::ReadOnly)) => {}
                 Ok(Err(error)) => tracing::error!("closing the store failed: {error}"),
                 Err(_) => tracing::error!("closing the store panicked"),

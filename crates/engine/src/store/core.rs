@@ -46,6 +46,9 @@ pub(crate) struct StoreCore {
     pub requests: Requests,
     /// A thread waits to close the store.
     pub closing: AtomicBool,
+    /// A thread has closed the store, or is about to end a failed close, and waits for callbacks of
+    /// commits alone.
+    pub waits_for_callbacks: Arc<AtomicBool>,
     /// What the opening did to recover the store.
     pub recovery: Option<RecoveryReport>,
 }
@@ -136,6 +139,7 @@ impl StoreCore {
             compacting: Mutex::default(),
             requests: Requests::default(),
             closing: AtomicBool::new(false),
+            waits_for_callbacks: Arc::default(),
             recovery: None,
             pages: Arc::new(PageStore::new(pool, device, file, salvage)),
             cutter: None,
@@ -179,7 +183,8 @@ impl StoreCore {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Views {
     GoOn,
-    /// The process ends. The pages of dropped trees that they see make room for the checkpoint.
+    /// The process ends, or there is no view. The pages of dropped trees make room for the
+    /// checkpoint.
     End,
 }
 

@@ -307,15 +307,18 @@ impl PageStore {
         refuse_in_callback(&self.gate)?;
         let room = match &self.redo_log {
             None => None,
-            Some(log) => Some(self.room_for_change(log, record).map_err(|error| {
-                // A close that came meanwhile has ended the log.
-                self.check_open().err().unwrap_or(error)
-            })?),
+            Some(log) => Some(self.room_unless_closed(log, record)?),
         };
         let permit = self.gate.begin_change();
         // After the gate: the store may have been closed while this thread waited.
         self.check_writable()?;
         Ok(self.begin(Some(permit), room))
+    }
+
+    /// As [`room_for_change`](Self::room_for_change). A close that comes meanwhile ends the log.
+    fn room_unless_closed<'a>(&self, log: &'a RedoLog, record: u64) -> Result<RoomPromise<'a>> {
+        let room = self.room_for_change(log, record);
+        room.map_err(|error| self.check_open().err().unwrap_or(error))
     }
 
     /// Keeps room in the log for a change. If a checkpoint is due, has it written, or writes it.
@@ -528,7 +531,7 @@ impl PageStore {
                 if log.is_half_due() {
                     self.cut_log_if(log, RedoLog::is_half_due)?;
                 }
-                Some(self.room_for_change(log, 0)?)
+                Some(self.room_unless_closed(log, 0)?)
             }
         };
         Ok(ExclusiveUse { _gate: self.gate.exclusive(), room: RefCell::new(room) })

@@ -433,7 +433,8 @@ impl Tree {
     ///
     /// While lookups of other threads wait for pages of the file, the load rests again and again,
     /// for up to 20 ms, and works a third of its time (docs/benchmarks.md, `bulk-readers`).
-    /// Scans that read ahead do not make it rest.
+    /// Scans that read ahead do not make it rest. It does not rest while it stores one value, nor
+    /// when it writes at its end what is still in memory.
     ///
     /// # Errors
     /// [`NotEmpty`](crate::Error::NotEmpty), [`NotSorted`](crate::Error::NotSorted); limits; a

@@ -242,6 +242,8 @@ impl<'a> TreeRef<'a> {
                     }
                 }
                 stored += batch.len() as u64;
+                // Keys and values may do anything when they are dropped.
+                drop(change);
                 batch.clear();
                 bytes = 0;
             }

@@ -594,23 +594,25 @@ impl Transaction {
     /// As `commit`. Then `durable` is not called.
     pub fn commit_then(self, durable: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
         if self.only_reads() {
-            let seen = self.newest_seen()?.map(|(_, lsn)| lsn);
-            let core = self.view.core_handle();
-            // The view must not last as long as the function.
-            drop(self);
-            match (&core.pages.redo_log, seen) {
-                (Some(log), Some(lsn)) => call_when_durable(log, lsn, durable),
-                _ => durable(Ok(())),
+            if let Some((log, lsn)) = self.newest_seen()? {
+                call_when_durable(log, lsn, durable);
+                return Ok(());
             }
+            drop(self);
+            durable(Ok(()));
             return Ok(());
         }
         let (view, lsn) = self.apply().map_err(|failed| failed.error)?;
-        let core = view.core_handle();
+        let end = match &view.core().pages.redo_log {
+            Some(log) => {
+                call_when_durable(log, lsn, durable);
+                return Ok(());
+            }
+            None => view.core().sync().map_err(not_durable),
+        };
+        // The view must not last as long as the function.
         drop(view);
-        match &core.pages.redo_log {
-            Some(log) => call_when_durable(log, lsn, durable),
-            None => durable(core.sync().map_err(not_durable)),
-        }
+        durable(end);
         Ok(())
     }
 

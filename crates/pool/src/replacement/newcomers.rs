@@ -76,10 +76,10 @@ impl Newcomers {
     /// marks from the hand alone.
     pub(super) fn note(&self, place: usize, arrival: Arrival) {
         let ahead = u32::from(arrival == Arrival::Ahead);
+        let number = self.came.0.fetch_add(1, Ordering::Relaxed);
         let Some(entry) = u32::try_from(place).ok().and_then(|place| place.checked_mul(2)) else {
             return;
         };
-        let number = self.came.0.fetch_add(1, Ordering::Relaxed);
         self.places[number % self.places.len()].store(entry + ahead, Ordering::Relaxed);
     }
 
