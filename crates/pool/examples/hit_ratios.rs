@@ -12,23 +12,13 @@ use vellum_pool::device::{Device, MemoryDevice};
 use vellum_pool::{
     PAGE_SIZE, PageRef, Pool, PoolOptions, PoolSize, RawPages, Replacement, Space, Translation,
 };
+use vellum_testing::random::Random;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Marsaglia's generator; only the places have to look random.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        ((u128::from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)) * u128::from(end)) >> 64) as u64
-    }
-
-    fn fraction(&mut self) -> f64 {
-        self.below(1 << 53) as f64 / (1_u64 << 53) as f64
-    }
+/// From 0 to 1, and less than 1.
+fn fraction(random: &mut Random) -> f64 {
+    random.below(1 << 53) as f64 / (1_u64 << 53) as f64
 }
 
 /// What the accesses go to.
@@ -101,7 +91,7 @@ fn hits(workload: Workload, dirty: f64, frames: u64, options: PoolOptions) -> Ou
             counted += 1;
             hits += u64::from(pool.is_resident(page));
         }
-        match random.fraction() < dirty {
+        match fraction(&mut random) < dirty {
             true => pool.fix_exclusive(page)?[0] = 1,
             false => _ = std::hint::black_box(pool.fix_shared(page)?[0]),
         }
@@ -137,7 +127,7 @@ fn accesses(workload: Workload, frames: u64, pages: u64) -> Accesses {
                 .collect();
             let all = sums[sums.len() - 1];
             Box::new(move |_, random| {
-                let drawn = random.fraction() * all;
+                let drawn = fraction(random) * all;
                 let rank = sums.partition_point(|sum| *sum < drawn) as u64;
                 // Neighbours in rank lie apart.
                 Access::to(rank * 0x9e37_79b1 % pages)
@@ -147,7 +137,7 @@ fn accesses(workload: Workload, frames: u64, pages: u64) -> Accesses {
             let (hot, mut page, mut read) = (frames * 9 / 10, pages, pages);
             let (most, block) = ((frames / 8).min(1_024), (frames / 64).min(64));
             Box::new(move |_, random| {
-                if random.fraction() >= share {
+                if fraction(random) >= share {
                     return Access::to(random.below(hot));
                 }
                 page += 1;

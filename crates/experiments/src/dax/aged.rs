@@ -7,7 +7,10 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::io::Errno;
 use vellum_bench::progress::Progress;
+use vellum_bench::report::Outcome;
 use vellum_bench::workload::values::Random;
+
+use crate::Context;
 
 /// Files have 4 KiB to 256 KiB, each power of two as often as the others.
 const SMALLEST: u64 = 4 << 10;
@@ -22,9 +25,22 @@ const FOLDER: usize = 256;
 /// A larger file system is not filled.
 const MOST: u64 = 8 << 30;
 
+/// Runs an experiment in a folder of this name, in a file system that was made old before.
+pub(super) fn run_aged(
+    context: &Context<'_>,
+    name: &str,
+    run: impl FnOnce(&Context<'_>, &Path) -> Result<Outcome>,
+) -> Result<Outcome> {
+    let folder = context.make_directory(name)?;
+    let aged = Aged::make(&folder, &context.progress)?;
+    let mut outcome = run(context, &folder)?;
+    outcome.notes.push(aged.note());
+    Ok(outcome)
+}
+
 /// The files that have made a file system old, which they share with those of an experiment.
 #[derive(Debug)]
-pub(super) struct Aged {
+struct Aged {
     folder: PathBuf,
     files: Vec<PathBuf>,
     made: usize,
@@ -34,7 +50,7 @@ pub(super) struct Aged {
 impl Aged {
     /// Fills the file system of a folder, has half of the files go and others come, again and
     /// again, and leaves three tenths of it free.
-    pub(super) fn make(parent: &Path, progress: &Progress) -> Result<Self> {
+    fn make(parent: &Path, progress: &Progress) -> Result<Self> {
         let whole = statvfs(parent)?;
         let whole = whole.f_blocks * whole.f_frsize;
         let free = whole * 3 / 10;
@@ -54,7 +70,7 @@ impl Aged {
     }
 
     /// What was done, in words.
-    pub(super) fn note(&self) -> String {
+    fn note(&self) -> String {
         format!(
             "The file system was filled with {} files of 4 to 256 KiB, of which half went each \
              time, at random. {} were left.",

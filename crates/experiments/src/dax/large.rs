@@ -1,7 +1,7 @@
 //! A large file on persistent memory that a program keeps open, and the interfaces by which it
 //! copies parts of it out and in.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -10,6 +10,7 @@ use std::ptr;
 use anyhow::{Context as _, Result, ensure};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mm::{Advice, madvise};
+use vellum_bench::report::Outcome;
 use vellum_bench::workload::values::{fill, is_of, mix};
 use vellum_dax::{
     Access, Backend, BackendChoice, DaxFile, Durability, Ephemeral, Heap, Mapping, Options,
@@ -90,6 +91,25 @@ impl Layout {
         // Blocks that are reserved and not yet written have no leaf in a table.
         Ok(file.sync_all()?)
     }
+}
+
+/// Makes a file in each layout, measures with it, and removes it. The outcome says which layout the
+/// file system cannot make.
+pub(super) fn in_each_layout(
+    path: &Path,
+    outcome: &mut Outcome,
+    make: impl Fn(Layout) -> Result<()>,
+    measure: impl Fn(Layout, &mut Outcome) -> Result<()>,
+) -> Result<()> {
+    for layout in [Layout::Row, Layout::Pieces] {
+        if let Err(error) = make(layout) {
+            outcome.notes.push(format!("Without files {}: {error:#}.", layout.name()));
+            continue;
+        }
+        measure(layout, outcome)?;
+        fs::remove_file(path)?;
+    }
+    Ok(())
 }
 
 /// How a program copies parts of a file.
@@ -301,7 +321,7 @@ mod tests {
         let [row, pieces] = ["row", "pieces"].map(|name| folder.path().join(name));
         Layout::Row.make(&row, 256 << 10).unwrap();
         match Layout::Pieces.make(&pieces, 256 << 10) {
-            Ok(()) => assert_eq!(std::fs::read(row).unwrap(), std::fs::read(pieces).unwrap()),
+            Ok(()) => assert_eq!(fs::read(row).unwrap(), fs::read(pieces).unwrap()),
             Err(error) => println!("left out: {error:#}"),
         }
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use vellum_dax::{Backend, DaxFile, Heap, Options};
 
-use super::aged::Aged;
+use super::aged;
 use super::kernel::{KeptBound, extents, shootdowns};
 use super::way::{bytes_of, heap, heaps_by_table};
 use crate::{Context, Experiment};
@@ -95,11 +95,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
 }
 
 fn run_aged(context: &Context<'_>) -> Result<Outcome> {
-    let folder = context.make_directory("dax-once-aged")?;
-    let aged = Aged::make(&folder, &context.progress)?;
-    let mut outcome = run_in(context, &folder)?;
-    outcome.notes.push(aged.note());
-    Ok(outcome)
+    aged::run_aged(context, "dax-once-aged", run_in)
 }
 
 fn run_in(context: &Context<'_>, folder: &Path) -> Result<Outcome> {

@@ -2,14 +2,15 @@
 //! mappings, and by its table.
 
 use std::cell::Cell;
-use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use vellum_dax::{Access, Backend, Durability};
 
-use super::large::{Interface, Large, Layout, Stores, UNIT, View, is_stamped, stamp};
+use super::large::{
+    Interface, Large, Layout, Stores, UNIT, View, in_each_layout, is_stamped, stamp,
+};
 use super::way::table_and_heap;
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
@@ -77,22 +78,19 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
             again("file table, later pass", table),
         ]);
     }
-    for layout in [Layout::Row, Layout::Pieces] {
-        let path = folder.join("file");
-        if let Err(error) = layout.make(&path, length) {
-            outcome.notes.push(format!("Without files {}: {error:#}.", layout.name()));
-            continue;
-        }
+    let path = folder.join("file");
+    let make = |layout: Layout| layout.make(&path, length);
+    in_each_layout(&path, &mut outcome, make, |layout, outcome| {
         for access in [Access::Read, Access::ReadWrite] {
             for size in SIZES {
                 for is_random in [false, true] {
                     let pattern = Pattern { size, access, is_random };
-                    measure(context, &mut outcome, &path, layout, pattern, &contests)?;
+                    measure(context, outcome, &path, layout, pattern, &contests)?;
                 }
             }
         }
-        fs::remove_file(path)?;
-    }
+        Ok(())
+    })?;
     outcome.notes.push(format!(
         "A file of {} MiB. A sample maps it, does as many operations as it has parts of that size, \
          and unmaps it; in a later pass it is mapped, and was used as a whole before. Its table is \

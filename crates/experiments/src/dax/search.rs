@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use vellum_dax::{Backend, Heap, tables};
 
-use super::aged::Aged;
+use super::aged;
 use super::kernel::{KeptBound, extents, forget_inodes};
 use super::source_tree::SourceTree;
 use super::way::{Way, heap, heaps_by_table};
@@ -77,11 +77,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
 }
 
 fn run_aged(context: &Context<'_>) -> Result<Outcome> {
-    let folder = context.make_directory("dax-search-aged")?;
-    let aged = Aged::make(&folder, &context.progress)?;
-    let mut outcome = run_in(context, &folder)?;
-    outcome.notes.push(aged.note());
-    Ok(outcome)
+    aged::run_aged(context, "dax-search-aged", run_in)
 }
 
 fn run_in(context: &Context<'_>, folder: &Path) -> Result<Outcome> {

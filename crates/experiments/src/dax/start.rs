@@ -2,7 +2,7 @@
 //! memory: how long until it answers, and until it answers as fast as it ever will.
 
 use std::cell::RefCell;
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::Path;
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use vellum_dax::{Access, Backend, Durability, forget_table, store_table, tables};
 
 use super::kernel::forget_inodes;
-use super::large::{HUGE, Interface, Large, Layout, View};
+use super::large::{HUGE, Interface, Large, Layout, View, in_each_layout};
 use super::way::table_and_heap;
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, Samples, alternate};
@@ -173,12 +173,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let heap = table_and_heap(&folder, &mut outcome)?;
     // Without root, and so without tables, the kernel forgets no inode.
     let restarted = if heap.is_some() { Before::Restarted } else { Before::Kept };
-    for layout in [Layout::Row, Layout::Pieces] {
-        let path = folder.join("store");
-        if let Err(error) = store.make(&path, layout) {
-            outcome.notes.push(format!("Without files {}: {error:#}.", layout.name()));
-            continue;
-        }
+    let path = folder.join("store");
+    let make = |layout| store.make(&path, layout);
+    in_each_layout(&path, &mut outcome, make, |layout, outcome| {
         let contest = |name, interface, before| {
             let seen = RefCell::default();
             Contest { name, interface, before, seen }
@@ -197,9 +194,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
                 contest("ephemeral, made anew", Interface::Heap(heap), Before::Restarted),
             ]);
         }
-        measure(context, &mut outcome, store, &path, layout, &contests)?;
-        fs::remove_file(path)?;
-    }
+        measure(context, outcome, store, &path, layout, &contests)
+    })?;
     outcome.notes.push(format!(
         "{} values of {} KiB and their hash table in one file. A sample makes the file, and then \
          opens it, maps it and gets {GETS} times as many values as there are, at random, each \

@@ -2,14 +2,13 @@
 //! kernel, for a mapping or for the file, and by the program itself.
 
 use std::cell::Cell;
-use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Result;
 use vellum_dax::{Access, Backend, Durability};
 
-use super::large::{Interface, Large, Layout, Stores, UNIT, stamp};
+use super::large::{Interface, Large, Layout, Stores, UNIT, in_each_layout, stamp};
 use super::way::table_and_heap;
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
@@ -72,17 +71,11 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
             contest("ephemeral, msync", Interface::Heap(heap), By::Range),
         ]);
     }
-    for layout in [Layout::Row, Layout::Pieces] {
-        let path = folder.join("file");
-        if let Err(error) = layout.make(&path, length) {
-            outcome.notes.push(format!("Without files {}: {error:#}.", layout.name()));
-            continue;
-        }
-        for size in SIZES {
-            measure(context, &mut outcome, &path, layout, size, &contests)?;
-        }
-        fs::remove_file(path)?;
-    }
+    let path = folder.join("file");
+    let make = |layout: Layout| layout.make(&path, length);
+    in_each_layout(&path, &mut outcome, make, |layout, outcome| {
+        SIZES.iter().try_for_each(|size| measure(context, outcome, &path, layout, *size, &contests))
+    })?;
     outcome.notes.push(format!(
         "A sample maps a file of {} MiB, writes it in parts of 4 KiB, from the beginning, and \
          makes it durable after so many bytes. Stores of the program's own go past the CPU's \
