@@ -58,6 +58,11 @@ impl Backups {
         self.repairs && self.random.once_in(3)
     }
 
+    /// Whether the next step is a look at pages none of which can be read.
+    pub(crate) fn looks_at_unreadable(&mut self) -> bool {
+        self.repairs && self.random.once_in(12)
+    }
+
     /// A name for a file that there is not.
     fn new_path(&mut self) -> PathBuf {
         self.next += 1;

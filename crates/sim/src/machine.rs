@@ -109,6 +109,8 @@ struct State {
     ends: &'static [End],
     fault: Option<(Fault, u64)>,
     had_fault: bool,
+    /// Every read of the file fails.
+    is_unreadable: bool,
     /// The length of a full disk in pages.
     pages_max: u64,
     /// The process has ended: its threads do nothing any more.
@@ -164,6 +166,7 @@ impl Machine {
             ends: &[End::PowerLoss],
             fault: None,
             had_fault: false,
+            is_unreadable: false,
             pages_max: u64::MAX,
             is_dead: false,
             trace: 0,
@@ -292,6 +295,11 @@ impl Machine {
         self.lock().had_fault
     }
 
+    /// Every read of the file fails, or none does any more.
+    pub fn set_unreadable(&self, is_unreadable: bool) {
+        self.lock().is_unreadable = is_unreadable;
+    }
+
     /// No fault of the file is planned any more.
     pub fn clear_faults(&self) {
         self.lock().fault = None;
@@ -365,6 +373,9 @@ impl Machine {
             return Err(io::Error::other("the process has ended"));
         }
         state.trace = Random(state.trace ^ what.rotate_left(kind as u32 * 8)).next();
+        if state.is_unreadable && kind == Fault::Read {
+            return Err(Errno::IO.into());
+        }
         match &mut state.fault {
             Some((fault, nth)) if *fault == kind => {
                 *nth -= 1;

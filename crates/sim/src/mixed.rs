@@ -336,6 +336,9 @@ impl Life {
         if self.backups.is_due() {
             return self.back_up();
         }
+        if self.backups.looks_at_unreadable() {
+            return self.look_at_unreadable();
+        }
         if self.random.once_in(self.sync_once_in) {
             return self.sync();
         }
@@ -520,6 +523,17 @@ impl Life {
             Err(error) => self.failed(self.history.len(), &error),
             Ok(()) => Ok(()),
         }
+    }
+
+    /// Looks entries up while no page of the file can be read. The store repairs the pages, or says
+    /// that it cannot read them.
+    fn look_at_unreadable(&mut self) -> Outcome {
+        self.machine.set_unreadable(true);
+        for _ in 0..30 {
+            self.read()?;
+        }
+        self.machine.set_unreadable(false);
+        Ok(())
     }
 
     fn put(&mut self) -> Outcome {
