@@ -12,6 +12,8 @@
 //! - *New pages get their mark late.* The load that brings a page in is an access, and so are the
 //!   next few by the same transaction. The policy marks a page when 30 % of the small queue came
 //!   after it; only an access after that moves the page to the main queue.
+//! - *Pages that were read ahead* pass a queue of their own first, so that the access for which
+//!   they were read comes before their mark. It has a quarter of the frames, or 4,096 pages.
 //! - *Credit in the main queue.* A page gains a credit, up to three, when a look finds it accessed,
 //!   and spends one when a look does not: a clock that tells warm pages from hot ones.
 //! - *The main queue ages*, slowly, even while new pages make all the room: with every 32 of them
@@ -78,7 +80,10 @@ impl S3Fifo {
 
     fn with_shards(frames: u64, shards: u64) -> S3Fifo {
         let each = frames.div_ceil(shards).max(1);
-        let shard = |_| PaddedShard(Mutex::new(Shard::new(each, each * GHOSTS.0 / GHOSTS.1)));
+        let shard = |_| {
+            let ghosts = each * GHOSTS.0 / GHOSTS.1;
+            PaddedShard(Mutex::new(Shard::new(each, ghosts, shards)))
+        };
         S3Fifo {
             shards: (0..shards).map(shard).collect(),
             frames_per_shard: each,
@@ -117,9 +122,9 @@ impl S3Fifo {
 }
 
 impl ReplacementPolicy for S3Fifo {
-    fn admit(&self, page: PageRef, _arrival: Arrival) {
+    fn admit(&self, page: PageRef, arrival: Arrival) {
         let filling = self.filling.load(Ordering::Relaxed);
-        self.shard_of(page).admit(page, filling);
+        self.shard_of(page).admit(page, arrival, filling);
     }
 
     fn forget(&self, page: PageRef) {
@@ -156,7 +161,7 @@ impl ReplacementPolicy for S3Fifo {
         // If all pages so far are in use, look at all others. The second round finds the pages that
         // the first one marked.
         let all = |shard: &Shard| {
-            let looks = (LOOKS_PER_PAGE + 2) * shard.len();
+            let looks = (LOOKS_PER_PAGE + 3) * shard.len();
             Some(Effort { pages: visit, looks })
         };
         for _ in 0..2 {

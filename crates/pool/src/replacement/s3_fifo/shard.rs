@@ -3,7 +3,7 @@
 use super::ghosts::Ghosts;
 use super::table::{Note, PageTable, Queue, Slot, hash};
 use crate::page::PageRef;
-use crate::replacement::{MarkOutcome, Residents};
+use crate::replacement::{Arrival, MarkOutcome, Residents};
 
 /// New pages have this part of the frames. If they have more, they leave first ...
 const NEW_PART: u64 = 16;
@@ -14,6 +14,14 @@ const NEW_PART_FILLING: u64 = 12;
 const AGING: u32 = 32;
 /// Of the frames of new pages, this part holds pages that no search has looked at yet.
 const YOUNG: (u64, u64) = (3, 10);
+/// Pages that were read ahead stay apart from the other new ones until as many pages have come
+/// after them as this part of the frames ...
+const AHEAD_PART: u64 = 4;
+/// ... or so many in all shards together. They never have more than this part of the frames. A scan
+/// reads up to 1,024 pages ahead, or an eighth of the pool.
+const AHEAD_MOST: u64 = 4_096;
+/// So many epochs pass meanwhile.
+const AHEAD_EPOCHS: u8 = 4;
 /// The most credit that a page of the main queue can gain.
 const CREDIT_MAX: u8 = 3;
 /// Looks after which a page of the main queue that stays unused can go: one that marks it, one for
@@ -53,13 +61,25 @@ pub(super) struct Shard {
     ghosts: Ghosts,
     /// New pages that were looked at since one of the main queue was.
     since_main: u32,
+    /// So many pages come in an epoch.
+    epoch_pages: u64,
+    /// Pages that came in this epoch.
+    came: u64,
+    epoch: u8,
 }
 
 impl Shard {
-    /// A shard for about `frames` frames that remembers `ghosts` frames.
-    pub(super) fn new(frames: u64, ghosts: u64) -> Shard {
+    /// One of `shards` shards, for about `frames` frames, that remembers `ghosts` frames.
+    pub(super) fn new(frames: u64, ghosts: u64, shards: u64) -> Shard {
         let pages = usize::try_from(frames).unwrap_or(usize::MAX);
-        Shard { table: PageTable::new(pages), ghosts: Ghosts::new(ghosts), since_main: 0 }
+        Shard {
+            table: PageTable::new(pages),
+            ghosts: Ghosts::new(ghosts),
+            since_main: 0,
+            epoch_pages: (frames / AHEAD_PART).min(AHEAD_MOST / shards) / u64::from(AHEAD_EPOCHS),
+            came: 0,
+            epoch: 0,
+        }
     }
 
     /// How many pages there are.
@@ -69,7 +89,13 @@ impl Shard {
 
     /// How many frames they have.
     pub(super) fn frames(&self) -> u64 {
-        self.new_frames() + self.table.frames(Queue::Main)
+        let queues = [Queue::Young, Queue::Old, Queue::Main, Queue::Ahead];
+        queues.map(|queue| self.table.frames(queue)).iter().sum()
+    }
+
+    #[cfg(all(test, not(feature = "model")))]
+    pub(super) fn ahead_frames(&self) -> u64 {
+        self.table.frames(Queue::Ahead)
     }
 
     /// All pages, in no order.
@@ -90,13 +116,40 @@ impl Shard {
         self.new_frames() * part > self.frames()
     }
 
-    pub(super) fn admit(&mut self, page: PageRef, filling: bool) {
-        let queue = if self.ghosts.take(hash(page)) { Queue::Main } else { Queue::Young };
-        self.table.insert(page, queue);
+    pub(super) fn admit(&mut self, page: PageRef, arrival: Arrival, filling: bool) {
+        self.page_comes();
+        let note = Note { epoch: self.epoch, ..Note::default() };
+        let queue = match arrival {
+            _ if self.ghosts.take(hash(page)) => Queue::Main,
+            Arrival::Needed => Queue::Young,
+            Arrival::Ahead => Queue::Ahead,
+        };
+        self.table.insert(page, queue, note);
+        while self.table.frames(Queue::Ahead) * AHEAD_PART > self.frames() {
+            let Some(slot) = self.table.oldest(Queue::Ahead) else { break };
+            self.table.make_young(slot);
+        }
         while filling && self.new_exceed(NEW_PART_FILLING) {
             let oldest = self.table.oldest(Queue::Old).or(self.table.oldest(Queue::Young));
             let Some(slot) = oldest else { break };
             self.table.renew(slot, Note::default());
+        }
+    }
+
+    /// Counts a page that comes. When an epoch ends, pages become young that were read ahead in an
+    /// earlier one.
+    fn page_comes(&mut self) {
+        self.came += 1;
+        if self.came < self.epoch_pages {
+            return;
+        }
+        self.came = 0;
+        self.epoch = Note::epoch_after(self.epoch);
+        while let Some(slot) = self.table.oldest(Queue::Ahead) {
+            if self.table.note(slot).epochs_until(self.epoch) <= AHEAD_EPOCHS {
+                return;
+            }
+            self.table.make_young(slot);
         }
     }
 
@@ -167,11 +220,14 @@ impl Shard {
     /// newest of the main queue: other threads do not propose it, and it is there if it stays.
     fn look_at_new(&mut self, residents: &dyn Residents) -> Option<Slot> {
         let Some(slot) = self.table.oldest(Queue::Old) else {
-            self.mark(self.table.oldest(Queue::Young)?, residents);
+            match self.table.oldest(Queue::Young) {
+                Some(slot) => self.mark(slot, residents),
+                None => self.table.make_young(self.table.oldest(Queue::Ahead)?),
+            }
             return None;
         };
         let is_unused = residents.try_mark(self.table.page(slot)) == MarkOutcome::AlreadyMarked;
-        self.table.renew(slot, Note { credit: 0, leaves_ghost: is_unused });
+        self.table.renew(slot, Note { leaves_ghost: is_unused, ..Note::default() });
         is_unused.then_some(slot)
     }
 
@@ -181,7 +237,7 @@ impl Shard {
         let credit = self.table.note(slot).credit;
         let is_unused = residents.try_mark(self.table.page(slot)) == MarkOutcome::AlreadyMarked;
         let left = if is_unused { credit.saturating_sub(1) } else { (credit + 1).min(CREDIT_MAX) };
-        self.table.renew(slot, Note { credit: left, leaves_ghost: false });
+        self.table.renew(slot, Note { credit: left, ..Note::default() });
         (is_unused && credit == 0).then_some(slot)
     }
 }

@@ -1,4 +1,4 @@
-//! The resident pages of one shard, in a hash table by their place, and in three queues.
+//! The resident pages of one shard, in a hash table by their place, and in four queues.
 //!
 //! An open-addressing table of 16 bytes per slot. A slot's first word is the page, its second one
 //! links it into one of the queues and holds what the policy notes about it. Pages do not move
@@ -16,6 +16,8 @@ pub(super) enum Queue {
     Old,
     /// Pages that were accessed again.
     Main,
+    /// New pages that were read ahead, until the access for which they were is likely to be over.
+    Ahead,
 }
 
 /// The policy's record of a page.
@@ -25,6 +27,22 @@ pub(super) struct Note {
     pub(super) credit: u8,
     /// The search proposed it from the queues of new pages: a ghost remembers it when it leaves.
     pub(super) leaves_ghost: bool,
+    /// When it was read ahead: one of eight epochs, which take turns.
+    pub(super) epoch: u8,
+}
+
+impl Note {
+    const EPOCHS: u8 = 8;
+
+    /// The epoch after this one.
+    pub(super) fn epoch_after(epoch: u8) -> u8 {
+        (epoch + 1) % Note::EPOCHS
+    }
+
+    /// How many epochs have begun since the page came: 0 to 7.
+    pub(super) fn epochs_until(self, now: u8) -> u8 {
+        (now + Note::EPOCHS - self.epoch) % Note::EPOCHS
+    }
 }
 
 /// A slot of the table.
@@ -48,7 +66,9 @@ struct Links {
 
 impl Links {
     fn pack(self) -> u64 {
-        let note = u64::from(self.note.credit) | u64::from(self.note.leaves_ghost) << 2;
+        let note = u64::from(self.note.credit)
+            | u64::from(self.note.leaves_ghost) << 2
+            | u64::from(self.note.epoch) << 3;
         let links = u64::from(self.older) | u64::from(self.newer) << LINK_BITS;
         links | (self.queue as u64) << (2 * LINK_BITS) | note << (2 * LINK_BITS + 2)
     }
@@ -58,9 +78,14 @@ impl Links {
         let queue = match bits & 3 {
             0 => Queue::Young,
             1 => Queue::Old,
-            _ => Queue::Main,
+            2 => Queue::Main,
+            _ => Queue::Ahead,
         };
-        let note = Note { credit: (bits >> 2 & 3) as u8, leaves_ghost: bits >> 4 & 1 == 1 };
+        let note = Note {
+            credit: (bits >> 2 & 3) as u8,
+            leaves_ghost: bits >> 4 & 1 == 1,
+            epoch: (bits >> 5 & 7) as u8,
+        };
         let older = (word & u64::from(NONE)) as u32;
         Links { older, newer: (word >> LINK_BITS & u64::from(NONE)) as u32, queue, note }
     }
@@ -83,10 +108,11 @@ pub(super) struct PageTable {
     /// Old and young pages.
     new: Ends,
     main: Ends,
+    ahead: Ends,
     /// The oldest of the young pages.
     young: u32,
     /// Of the pages in each queue.
-    frames: [u64; 3],
+    frames: [u64; 4],
 }
 
 /// Scatters the places of pages (the finalizer of SplitMix64). Its top byte chooses the shard.
@@ -120,8 +146,9 @@ impl PageTable {
             reach: 0,
             new: EMPTY,
             main: EMPTY,
+            ahead: EMPTY,
             young: NONE,
-            frames: [0; 3],
+            frames: [0; 4],
         }
     }
 
@@ -177,13 +204,13 @@ impl PageTable {
         if slot + 1 < self.slots.len() { slot + 1 } else { 0 }
     }
 
-    /// Adds a page that is not in the table, as the newest of the young pages or of the main queue.
-    pub(super) fn insert(&mut self, page: PageRef, queue: Queue) {
+    /// Adds a page that is not in the table, as the newest of a queue, but not of the old pages.
+    pub(super) fn insert(&mut self, page: PageRef, queue: Queue, note: Note) {
         debug_assert_ne!(queue, Queue::Old);
         if self.pages >= self.slots.len() - self.slots.len() / 8 {
             self.grow();
         }
-        self.place(page, queue, Note::default());
+        self.place(page, queue, note);
     }
 
     fn place(&mut self, page: PageRef, queue: Queue, note: Note) {
@@ -202,7 +229,7 @@ impl PageTable {
     fn grow(&mut self) {
         let larger = PageTable::new(self.slots.len() + self.slots.len() / 4);
         let smaller = std::mem::replace(self, larger);
-        for mut next in [smaller.new.oldest, smaller.main.oldest] {
+        for mut next in [smaller.new.oldest, smaller.main.oldest, smaller.ahead.oldest] {
             while next != NONE {
                 let links = smaller.links(next);
                 self.place(smaller.page(Slot(next)), links.queue, links.note);
@@ -225,6 +252,7 @@ impl PageTable {
             Queue::Old if self.new.oldest == self.young => NONE,
             Queue::Old => self.new.oldest,
             Queue::Main => self.main.oldest,
+            Queue::Ahead => self.ahead.oldest,
         };
         (oldest != NONE).then_some(Slot(oldest))
     }
@@ -239,6 +267,13 @@ impl PageTable {
         self.change_links(slot.0, |links| links.queue = Queue::Old);
     }
 
+    /// Makes a page that was read ahead the newest of the young ones.
+    pub(super) fn make_young(&mut self, slot: Slot) {
+        debug_assert_eq!(self.links(slot.0).queue, Queue::Ahead);
+        self.unlink(slot.0);
+        self.link(slot.0, Queue::Young, Note::default());
+    }
+
     /// Makes a page the newest of the main queue, which it may have been in before.
     pub(super) fn renew(&mut self, slot: Slot, note: Note) {
         self.unlink(slot.0);
@@ -246,7 +281,11 @@ impl PageTable {
     }
 
     fn ends(&mut self, queue: Queue) -> &mut Ends {
-        if queue == Queue::Main { &mut self.main } else { &mut self.new }
+        match queue {
+            Queue::Young | Queue::Old => &mut self.new,
+            Queue::Main => &mut self.main,
+            Queue::Ahead => &mut self.ahead,
+        }
     }
 
     fn unlink(&mut self, slot: u32) {
@@ -293,11 +332,11 @@ mod tests {
 
     use super::*;
 
-    const QUEUES: [Queue; 3] = [Queue::Young, Queue::Old, Queue::Main];
+    const QUEUES: [Queue; 4] = [Queue::Young, Queue::Old, Queue::Main, Queue::Ahead];
 
-    fn contents(table: &PageTable) -> [Vec<PageRef>; 3] {
-        let mut queues: [Vec<PageRef>; 3] = Default::default();
-        for ends in [table.new, table.main] {
+    fn contents(table: &PageTable) -> [Vec<PageRef>; 4] {
+        let mut queues: [Vec<PageRef>; 4] = Default::default();
+        for ends in [table.new, table.main, table.ahead] {
             let (mut next, mut older) = (ends.oldest, NONE);
             while next != NONE {
                 let links = table.links(next);
@@ -321,12 +360,12 @@ mod tests {
     proptest! {
         /// Made for two pages, so that it grows, too.
         #[test]
-        fn behaves_like_three_queues(
-            steps in prop::collection::vec((0u8..5, 0u64..60, 1u32..5), 1..300),
+        fn behaves_like_four_queues(
+            steps in prop::collection::vec((0u8..7, 0u64..60, 1u32..5), 1..300),
         ) {
             let mut table = PageTable::new(2);
-            let mut model: [VecDeque<PageRef>; 3] = Default::default();
-            let remove = |model: &mut [VecDeque<PageRef>; 3], page: PageRef| {
+            let mut model: [VecDeque<PageRef>; 4] = Default::default();
+            let remove = |model: &mut [VecDeque<PageRef>; 4], page: PageRef| {
                 model.iter_mut().for_each(|queue| queue.retain(|other| *other != page));
             };
             for (step, id, frames) in steps {
@@ -338,11 +377,22 @@ mod tests {
                         table.oldest(Queue::Young).into_iter().for_each(|slot| table.age(slot));
                         model[1].extend(young);
                     }
+                    (5, _) => {
+                        let ahead = model[Queue::Ahead as usize].pop_front();
+                        let slot = table.oldest(Queue::Ahead);
+                        prop_assert_eq!(slot.is_some(), ahead.is_some());
+                        slot.into_iter().for_each(|slot| table.make_young(slot));
+                        model[0].extend(ahead);
+                    }
                     (_, None) => {
                         let page = PageRef::new(id, frames);
                         prop_assert!(table.find(page).is_none());
-                        let queue = if step == 1 { Queue::Main } else { Queue::Young };
-                        table.insert(page, queue);
+                        let queue = match step {
+                            1 => Queue::Main,
+                            2 | 6 => Queue::Ahead,
+                            _ => Queue::Young,
+                        };
+                        table.insert(page, queue, Note::default());
                         model[queue as usize].push_back(page);
                     }
                     (1, Some(page)) => {
@@ -352,7 +402,11 @@ mod tests {
                     (_, Some(page)) => {
                         let slot = table.find(page).unwrap();
                         prop_assert!(table.find(PageRef::new(id, page.frames + 1)).is_none());
-                        let note = Note { credit: (id % 4) as u8, leaves_ghost: frames == 1 };
+                        let note = Note {
+                            credit: (id % 4) as u8,
+                            leaves_ghost: frames == 1,
+                            epoch: (id % 8) as u8,
+                        };
                         table.renew(slot, note);
                         prop_assert_eq!(table.note(slot), note);
                         remove(&mut model, page);
@@ -370,7 +424,7 @@ mod tests {
     fn a_table_that_turned_over_many_times_still_finds_quickly() {
         let mut table = PageTable::new(3_000);
         for id in 0..300_000 {
-            table.insert(PageRef::new(id, 1), Queue::Young);
+            table.insert(PageRef::new(id, 1), Queue::Young, Note::default());
             if id >= 3_000 {
                 table.remove(table.find(PageRef::new(id - 3_000, 1)).unwrap());
             }
@@ -381,12 +435,21 @@ mod tests {
     }
 
     #[test]
+    fn epochs_take_turns() {
+        let note = Note { epoch: 6, ..Note::default() };
+        let mut now = 6;
+        for epochs in (0..8).chain(0..8) {
+            assert_eq!(note.epochs_until(now), epochs);
+            now = Note::epoch_after(now);
+        }
+    }
+
+    #[test]
     fn notes_survive_growth() {
         let mut table = PageTable::new(1);
-        let noted = Note { credit: 3, leaves_ghost: true };
-        table.insert(PageRef::new(0, 1), Queue::Main);
-        table.renew(table.find(PageRef::new(0, 1)).unwrap(), noted);
-        (1..1_000).for_each(|id| table.insert(PageRef::new(id, 1), Queue::Main));
+        let noted = Note { credit: 3, leaves_ghost: true, epoch: 7 };
+        table.insert(PageRef::new(0, 1), Queue::Main, noted);
+        (1..1_000).for_each(|id| table.insert(PageRef::new(id, 1), Queue::Main, Note::default()));
         assert_eq!(table.note(table.find(PageRef::new(0, 1)).unwrap()), noted);
     }
 
@@ -395,8 +458,8 @@ mod tests {
         let page = PageRef::new(PageRef::MAX_ID - 7, 7);
         let large = PageRef::new(0, PageRef::MAX_FRAMES);
         let mut table = PageTable::new(2);
-        table.insert(page, Queue::Young);
-        table.insert(large, Queue::Young);
+        table.insert(page, Queue::Young, Note::default());
+        table.insert(large, Queue::Young, Note::default());
         assert_eq!(contents(&table)[0], [page, large]);
     }
 }

@@ -64,15 +64,25 @@ impl Cache {
             *marked = false;
             return true;
         }
+        self.load(page, Arrival::Needed);
+        false
+    }
+
+    fn load(&self, page: PageRef, arrival: Arrival) {
         while self.used.get() + u64::from(page.frames) > self.frames {
             let found = self.candidates(u64::from(page.frames).max(16), self.batch);
             assert!(!found.is_empty());
             found.into_iter().for_each(|page| self.remove(page));
         }
-        self.policy.admit(page, Arrival::Needed);
+        self.policy.admit(page, arrival);
         self.used.update(|used| used + u64::from(page.frames));
         self.marked.borrow_mut().insert(page, false);
-        false
+    }
+
+    fn read_ahead(&self, ids: impl IntoIterator<Item = u64>) {
+        ids.into_iter()
+            .filter(|id| !self.is_resident(*id))
+            .for_each(|id| self.load(PageRef::new(id, 1), Arrival::Ahead));
     }
 
     fn access(&self, id: u64) -> bool {
@@ -104,6 +114,71 @@ fn a_scan_leaves_the_main_queue_alone() {
     let cache = Cache::with_hot_pages(1_000, 500);
     assert_eq!(cache.hits(SCAN), 0);
     assert_eq!(cache.hits(0..500), 500);
+}
+
+/// An eighth of the cache ahead, as scans of a store read. Threads access the hot pages meanwhile.
+#[test]
+fn a_scan_that_reads_ahead_finds_its_pages_and_leaves_the_main_queue_alone() {
+    let cache = Cache::with_hot_pages(1_000, 500);
+    for id in SCAN.start..SCAN.start + 125 {
+        cache.read_ahead([id]);
+        cache.hits((0..500).filter(|hot| (hot + id) % 20 == 0));
+    }
+    for id in SCAN {
+        if id % 20 == 0 {
+            assert_eq!(cache.hits(0..500), 500);
+        }
+        cache.read_ahead(id + 125..id + 126);
+        assert!(cache.access(id), "it is not gone before it was used");
+    }
+}
+
+#[test]
+fn pages_that_were_read_ahead_for_nothing_leave() {
+    let cache = Cache::with_hot_pages(1_000, 500);
+    for id in 7_000..7_200 {
+        cache.read_ahead([id]);
+        cache.hits((0..500).filter(|hot| (hot + id) % 20 == 0));
+    }
+    // The pages have a quarter of the frames, and then pass the small queue.
+    for id in SCAN.take(600) {
+        if id % 20 == 0 {
+            assert_eq!(cache.hits(0..500), 500);
+        }
+        cache.access(id);
+    }
+    assert_eq!((7_000..7_200).filter(|id| cache.is_resident(*id)).count(), 0);
+}
+
+#[test]
+fn pages_that_were_read_ahead_have_a_part_of_the_cache_and_give_it_up() {
+    let is_ahead = |cache: &Cache| lock(&cache.policy.shards[0].0).ahead_frames();
+    let cache = Cache::with_hot_pages(1_000, 500);
+    cache.read_ahead(7_000..9_000);
+    assert!((240..=250).contains(&is_ahead(&cache)), "{}", is_ahead(&cache));
+    // None of the main queue can leave.
+    let is_main = |page: &PageRef| page.id.0 < 500;
+    let main: HashSet<_> = cache.marked.borrow().keys().copied().filter(is_main).collect();
+    let main_frames = main.len() as u64;
+    cache.in_use.replace(main);
+    for _ in 0..100 {
+        cache.candidates(64, 64).into_iter().for_each(|page| cache.remove(page));
+    }
+    assert_eq!(is_ahead(&cache), 0);
+    assert_eq!(cache.used.get(), main_frames);
+}
+
+/// A blob that is read ahead may be larger than their part.
+#[test]
+fn large_pages_that_were_read_ahead_leave_others_room() {
+    let cache = Cache::with_hot_pages(1_000, 500);
+    for at in 0..50 {
+        cache.load(PageRef::new(100_000 + at * 100, 100), Arrival::Ahead);
+        let ahead = lock(&cache.policy.shards[0].0).ahead_frames();
+        assert!(ahead <= 250, "{ahead}");
+    }
+    cache.load(PageRef::new(200_000, 400), Arrival::Ahead);
+    assert_eq!(lock(&cache.policy.shards[0].0).ahead_frames(), 0);
 }
 
 #[test]
