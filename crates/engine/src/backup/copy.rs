@@ -53,8 +53,10 @@ use crate::store::header::{Header, LogPoint};
 
 /// So many frames are read at once.
 const CHUNK: u64 = 64;
-/// The reads of so many chunks are under way.
-const AHEAD: usize = 4;
+/// Reads of so many frames are under way. They become half of these before more are started.
+const AHEAD_FRAMES: u64 = 4 * CHUNK;
+/// The most reads that are under way. What was written since a backup may be single frames.
+const AHEAD_READS: usize = 64;
 /// Frames of the pool through which the file is read.
 const POOL: u64 = 16 * CHUNK;
 /// In so many rounds what was added meanwhile is copied while changes go on.
@@ -301,14 +303,22 @@ pub(super) fn read_frames(
         chunks.map(move |first| PageRef::new(first, CHUNK.min(start + count - first) as u32))
     });
     let mut ahead: VecDeque<PageRef> = VecDeque::new();
+    let mut frames = 0;
     loop {
-        while ahead.len() < AHEAD
-            && let Some(chunk) = chunks.next()
-        {
-            pool.evict_and_prefetch(&[chunk]);
-            ahead.push_back(chunk);
+        if frames <= AHEAD_FRAMES / 2 && ahead.len() <= AHEAD_READS / 2 {
+            let mut more = Vec::new();
+            while frames < AHEAD_FRAMES
+                && ahead.len() + more.len() < AHEAD_READS
+                && let Some(chunk) = chunks.next()
+            {
+                frames += u64::from(chunk.frames);
+                more.push(chunk);
+            }
+            pool.evict_and_prefetch(&more);
+            ahead.extend(more);
         }
         let Some(chunk) = ahead.pop_front() else { return Ok(()) };
+        frames -= u64::from(chunk.frames);
         let bytes = pool.fix_shared(chunk)?;
         visit(chunk.id.0, &bytes)?;
     }
