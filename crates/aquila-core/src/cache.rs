@@ -22,9 +22,9 @@
 //! waits.
 //!
 //! Some environments make circles of their own: storage that waits for a fault. Their machines have
-//! threads that write, and no fault does (`apart.rs`).
+//! threads that write, and no fault does (`separate_writers.rs`).
 
-mod apart;
+mod separate_writers;
 
 use core::ops::RangeInclusive;
 
@@ -38,7 +38,7 @@ use crate::read_ahead::MOST_PAGES;
 use crate::statistics::{Count, Counters, Statistics};
 use crate::sync::{AtomicU64, Ordering};
 
-pub use apart::{Taken, Tried};
+pub use separate_writers::{Taken, Tried};
 
 /// Pages that are evicted or written at once, with one shootdown (paper, section 4.1).
 const BATCH: usize = 512;

@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 
 use crate::cache::{PageCache, Replacement};
-use crate::counts::Counts;
-use crate::current;
+use crate::counters::Counts;
+use crate::current_processor;
 use crate::descriptors::{self, Kept};
 use crate::entry::{self, LOST, PAGE};
 use crate::error::{Error, Result};
@@ -260,7 +260,7 @@ impl Guest {
     /// When the process is a child.
     pub(crate) fn check_process(&self) -> Result<()> {
         // A child is never in ring 0 of its parent's machine.
-        let is_inside = is_in_ring_0() && current::running(&*self.shootdown).is_some();
+        let is_inside = is_in_ring_0() && current_processor::running(&*self.shootdown).is_some();
         if is_inside || self.is_own_process() { Ok(()) } else { Err(Error::Forked) }
     }
 
@@ -361,7 +361,7 @@ impl Guest {
         if !is_in_ring_0() {
             return function();
         }
-        let block = current::block();
+        let block = current_processor::block();
         // SAFETY: the thread is in ring 0, so it has entered, and has the block.
         unsafe { entry::leave() };
         let result = function();

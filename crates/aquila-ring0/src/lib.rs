@@ -26,9 +26,9 @@
 
 #[cfg(target_arch = "x86_64")]
 mod cache;
-mod counts;
+mod counters;
 #[cfg(target_arch = "x86_64")]
-mod current;
+mod current_processor;
 #[cfg(target_arch = "x86_64")]
 mod descriptors;
 #[cfg(target_arch = "x86_64")]
@@ -71,7 +71,7 @@ mod unsupported;
 
 #[cfg(target_arch = "x86_64")]
 pub use cache::Replacement;
-pub use counts::{Check, Counts};
+pub use counters::{Check, Counts};
 pub use error::{Error, Result};
 #[cfg(target_arch = "x86_64")]
 pub use file::Io;

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use crate::cache::Replacement;
-use crate::counts::{Check, Counts};
+use crate::counters::{Check, Counts};
 use crate::entry::{self, Block};
 use crate::error::{Error, Result};
 use crate::exits::CALLS;
@@ -15,7 +15,7 @@ use crate::mapping::Cache;
 use crate::memory::pointer;
 use crate::processor::Processor;
 use crate::sys::is_in_ring_0;
-use crate::{current, native, self_test};
+use crate::{current_processor, native, self_test};
 
 /// A virtual machine with the memory of the process, in whose ring 0 threads run.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl VirtualMachine {
         // A handler that has left by `longjmp` has left ring 0, and has not said so.
         // SAFETY: the thread still has the block, and this part is atomic.
         unsafe { (*block).running.leave() };
-        current::set_block(std::ptr::null_mut());
+        current_processor::set_block(std::ptr::null_mut());
         // A child that the function has forked comes here, too, in ring 3. What it has of the
         // machine is of no use, and its lock may be one that a thread of the parent has.
         if self.guest.is_own_process() {
@@ -148,7 +148,7 @@ fn enter(guest: &Guest, processor: Option<Box<Processor>>) -> Result<*mut Block>
         if !guest.is_own_process() {
             return Err(Error::Forked);
         }
-        if current::block().is_null() { Ok(()) } else { Err(Error::Inside) }
+        if current_processor::block().is_null() { Ok(()) } else { Err(Error::Inside) }
     };
     let mut processor = match (check(), processor) {
         (Ok(()), Some(processor)) => processor,
@@ -163,7 +163,7 @@ fn enter(guest: &Guest, processor: Option<Box<Processor>>) -> Result<*mut Block>
         return Err(error);
     }
     let block = processor.block();
-    current::set_block(block);
+    current_processor::set_block(block);
     // From here on the processor belongs to what serves exits.
     let _ = Box::into_raw(processor);
     // SAFETY: the processor is ready, and this thread has it alone.
@@ -260,7 +260,7 @@ pub mod launch {
     use vellum_interpose::Request;
 
     use super::{ReservedProcessor, VirtualMachine};
-    use crate::current;
+    use crate::current_processor;
     use crate::entry::{LOST, PAGE};
     use crate::error::{Error, Result};
     use crate::message::say;
@@ -297,7 +297,7 @@ pub mod launch {
     /// in ring 0 ends there. Another one was taken out of it by a handler of a signal: by
     /// `longjmp`, or because it was cancelled, or by `pthread_exit`.
     unsafe extern "C" fn give_back(_: *mut c_void) {
-        let (block, machine) = (current::block(), MACHINE.get());
+        let (block, machine) = (current_processor::block(), MACHINE.get());
         let is_own = machine.is_some_and(|machine| machine.guest.is_own_process());
         if is_in_ring_0() || block.is_null() || !is_own {
             return;
@@ -306,7 +306,7 @@ pub mod launch {
         // thread does not use the processor, nor its stack, any more.
         unsafe {
             (*block).running.leave();
-            current::set_block(std::ptr::null_mut());
+            current_processor::set_block(std::ptr::null_mut());
             (*block).is_idle.store(LOST, Ordering::Release);
         }
     }

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use kvm_bindings::kvm_regs;
 use rustix::io::Errno;
 
-use crate::current;
+use crate::current_processor;
 use crate::entry::{self, Block, Native, PAGE};
 use crate::error::{Error, Result};
 use crate::memory::{END, pointer};
@@ -126,7 +126,7 @@ pub(crate) unsafe fn clone(
 
 /// The handler.
 extern "C" fn on_trap(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let block = current::block();
+    let block = current_processor::block();
     // SAFETY: the kernel gives a handler the structure. A thread's block is there while it uses
     // it; this part is atomic.
     let (code, value, own) = unsafe {
@@ -235,7 +235,7 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
     // While the thread calls the handler that was there before, it keeps the context that the
     // kernel has given, and where the stack was.
     let here = (context.addr(), (&raw const context).addr());
-    let before = current::replace_passed_on(here);
+    let before = current_processor::replace_passed_on(here);
     let is_from_previous = before.0 == here.0 && here.1 < before.1;
     let handler = if is_from_previous { libc::SIG_DFL } else { PREVIOUS.0.load(Ordering::Relaxed) };
     let flags = PREVIOUS.1.load(Ordering::Relaxed);
@@ -266,5 +266,5 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
             }
         }
     }
-    current::replace_passed_on(before);
+    current_processor::replace_passed_on(before);
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::io::Errno;
 use vellum_aquila_core::{Environment, Page};
 
-use crate::current;
+use crate::current_processor;
 use crate::entry::PAGE;
 use crate::file::{MappedFile, offset};
 use crate::memory::{Mapped, Memory, pointer};
@@ -94,7 +94,7 @@ impl Environment for Pages {
     /// The virtual processor: to ask for the machine's would take an exit.
     #[inline]
     fn processor(&self) -> usize {
-        current::number()
+        current_processor::number()
     }
 
     fn read(&self, run: &[Page], _: Option<&MappedFile>) -> Result<bool, Errno> {

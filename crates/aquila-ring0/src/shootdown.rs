@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use crate::entry::{Block, LOST};
 use crate::sys::{BlockedSignals, is_in_ring_0, rest};
-use crate::{current, native};
+use crate::{current_processor, native};
 
 /// Virtual processors that a machine can have.
 pub(crate) const MOST: usize = 1024;
@@ -52,7 +52,7 @@ impl Shootdown {
     /// it returns, no thread of the machine reaches memory by these translations.
     pub(crate) fn shoot_down(&self) {
         let generation = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
-        let own = current::running(self);
+        let own = current_processor::running(self);
         match own {
             Some(own) if is_in_ring_0() => {
                 // SAFETY: the thread is in ring 0, and the value is the one that the register has.
@@ -128,7 +128,7 @@ mod tests {
     fn use_page(shootdown: &Shootdown, block: *mut Block, page: &Page, may_end: &AtomicBool) {
         // SAFETY: the block is there as long as the test, and this part of it was written.
         let (running, flag) = unsafe { (&(*block).running, &*(*block).scratch_flag()) };
-        current::set_block(block);
+        current_processor::set_block(block);
         running.take();
         let mut is_known = false;
         while !may_end.load(Ordering::Relaxed) {
@@ -150,7 +150,7 @@ mod tests {
             }
             running.leave();
         }
-        current::set_block(ptr::null_mut());
+        current_processor::set_block(ptr::null_mut());
     }
 
     /// The address of the block of a new processor.

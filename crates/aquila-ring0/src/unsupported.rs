@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use crate::counts::{Check, Counts};
+use crate::counters::{Check, Counts};
 use crate::error::{Error, Result};
 
 /// A virtual machine, of which there is none on this processor.

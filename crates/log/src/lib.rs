@@ -32,23 +32,23 @@
 
 mod block;
 mod calls;
-#[cfg(all(test, not(feature = "model")))]
-mod cases;
 mod device;
 mod error;
 #[cfg(all(test, not(feature = "model")))]
 mod file_cases;
+#[cfg(feature = "testing")]
+mod flight_control;
 mod flights;
 mod log;
 mod opening_process;
-#[cfg(feature = "testing")]
-mod pilot;
 mod planted;
 mod read_ahead;
 #[cfg(all(test, not(feature = "model")))]
 mod reference;
 mod ring;
 mod scan;
+#[cfg(all(test, not(feature = "model")))]
+mod simulated_cases;
 #[cfg(all(test, not(feature = "model")))]
 mod simulation;
 mod slow_flights;
@@ -64,10 +64,10 @@ pub use device::{
     SimulatedOptions, SyncMethod, Written,
 };
 pub use error::LogError;
+#[cfg(feature = "testing")]
+pub use flight_control::Pilot;
 pub use log::{Log, LogOptions};
 pub use opening_process::OpeningProcess;
-#[cfg(feature = "testing")]
-pub use pilot::Pilot;
 #[cfg(feature = "testing")]
 pub use planted::{LogBug, plant};
 pub use scan::{End, EndReason, Record, RecordRef, Scan};

@@ -8,9 +8,9 @@ use crate::block::{BLOCK_BYTES, INCARNATIONS, Lsn, PAYLOAD_U64};
 use crate::calls::Durable;
 use crate::device::LogDevice;
 use crate::error::LogError;
-use crate::flights::{Hold, Shared};
 #[cfg(feature = "testing")]
-use crate::pilot::Pilot;
+use crate::flight_control::Pilot;
+use crate::flights::{Hold, Shared};
 use crate::planted::{LogBug, is_planted};
 use crate::ring::Ring;
 use crate::scan::{End, EndReason, RecordRef, Scan, check_reaches};

@@ -1,29 +1,29 @@
-//! The free extents of a [`Space`](crate::Space) by address, in chunks that snapshots share.
+//! The free extents of a [`Space`](crate::Space) by address, in sublists that snapshots share.
 //!
-//! A chunk has the extents of a range of addresses, at most [`CHUNK`] of them. A snapshot takes a
-//! reference to each chunk, so it costs a 256th of a copy, and a chunk that changes afterwards is
-//! copied first (`Arc::make_mut`). What holds: the key of a chunk is not above its first extent and
-//! above all extents of the chunk before; the first chunk has key 0 and is always there; no other
-//! chunk is empty.
+//! A sublist has the extents of a range of addresses, at most [`SUBLIST`] of them. A snapshot takes
+//! a reference to each sublist, so it costs a 256th of a copy. A sublist that changes afterwards is
+//! copied first (`Arc::make_mut`). The key of a sublist is not above its first extent, and it is
+//! above all extents of the sublist before. The first sublist has key 0 and is always there. No
+//! other sublist is empty.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The most extents of a chunk.
-const CHUNK: usize = 256;
+/// The most extents of a sublist.
+const SUBLIST: usize = 256;
 
-type Chunk = Vec<(u64, u64)>;
+type Sublist = Vec<(u64, u64)>;
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub(crate) struct FreeExtents {
-    chunks: BTreeMap<u64, Arc<Chunk>>,
+    sublists: BTreeMap<u64, Arc<Sublist>>,
     len: usize,
 }
 
 impl Default for FreeExtents {
     fn default() -> FreeExtents {
-        FreeExtents { chunks: BTreeMap::from([(0, Arc::default())]), len: 0 }
+        FreeExtents { sublists: BTreeMap::from([(0, Arc::default())]), len: 0 }
     }
 }
 
@@ -42,7 +42,7 @@ impl FreeExtents {
 
     /// All extents as (start, count), by address.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> + '_ {
-        self.chunks.values().flat_map(|chunk| chunk.iter().copied())
+        self.sublists.values().flat_map(|sublist| sublist.iter().copied())
     }
 
     pub(crate) fn last(&self) -> Option<(u64, u64)> {
@@ -51,57 +51,57 @@ impl FreeExtents {
 
     /// The last extent that starts before `end`.
     pub(crate) fn before(&self, end: u64) -> Option<(u64, u64)> {
-        // The chunk that `end` falls into may have only later extents; then the one before has it.
-        self.chunks.range(..end.max(1)).rev().find_map(|(_, chunk)| {
-            let at = chunk.partition_point(|extent| extent.0 < end);
-            at.checked_sub(1).map(|at| chunk[at])
+        // If the sublist of `end` has only later extents, the one before has it.
+        self.sublists.range(..end.max(1)).rev().find_map(|(_, sublist)| {
+            let at = sublist.partition_point(|extent| extent.0 < end);
+            at.checked_sub(1).map(|at| sublist[at])
         })
     }
 
     /// The length of the extent that starts at `start`.
     pub(crate) fn get(&self, start: u64) -> Option<u64> {
-        let (_, chunk) = self.chunks.range(..=start).next_back()?;
-        chunk.binary_search_by_key(&start, |extent| extent.0).ok().map(|at| chunk[at].1)
+        let (_, sublist) = self.sublists.range(..=start).next_back()?;
+        sublist.binary_search_by_key(&start, |extent| extent.0).ok().map(|at| sublist[at].1)
     }
 
     /// Adds an extent that overlaps no other.
     pub(crate) fn insert(&mut self, start: u64, count: u64) {
-        let Some((_, chunk)) = self.chunks.range_mut(..=start).next_back() else { return };
-        let chunk = Arc::make_mut(chunk);
-        let at = chunk.partition_point(|extent| extent.0 < start);
-        chunk.insert(at, (start, count));
+        let Some((_, sublist)) = self.sublists.range_mut(..=start).next_back() else { return };
+        let sublist = Arc::make_mut(sublist);
+        let at = sublist.partition_point(|extent| extent.0 < start);
+        sublist.insert(at, (start, count));
         self.len += 1;
-        if chunk.len() > CHUNK {
-            let upper = chunk.split_off(CHUNK / 2);
-            self.chunks.insert(upper[0].0, Arc::new(upper));
+        if sublist.len() > SUBLIST {
+            let upper = sublist.split_off(SUBLIST / 2);
+            self.sublists.insert(upper[0].0, Arc::new(upper));
         }
     }
 
     /// Removes the extent that starts at `start`.
     pub(crate) fn remove(&mut self, start: u64) {
-        let Some((&key, chunk)) = self.chunks.range_mut(..=start).next_back() else { return };
-        let Ok(at) = chunk.binary_search_by_key(&start, |extent| extent.0) else { return };
-        let chunk = Arc::make_mut(chunk);
-        chunk.remove(at);
+        let Some((&key, sublist)) = self.sublists.range_mut(..=start).next_back() else { return };
+        let Ok(at) = sublist.binary_search_by_key(&start, |extent| extent.0) else { return };
+        let sublist = Arc::make_mut(sublist);
+        sublist.remove(at);
         self.len -= 1;
-        if chunk.len() < CHUNK / 4 && key > 0 {
+        if sublist.len() < SUBLIST / 4 && key > 0 {
             self.merge_into_previous(key);
         }
     }
 
-    /// Gives a small chunk's extents to the one before, if they fit there.
+    /// Gives a small sublist's extents to the one before, if they fit there.
     fn merge_into_previous(&mut self, key: u64) {
-        let Some(chunk) = self.chunks.get(&key).cloned() else { return };
-        let Some((_, previous)) = self.chunks.range_mut(..key).next_back() else { return };
-        if previous.len() + chunk.len() <= CHUNK * 3 / 4 || chunk.is_empty() {
-            Arc::make_mut(previous).extend_from_slice(&chunk);
-            self.chunks.remove(&key);
+        let Some(sublist) = self.sublists.get(&key).cloned() else { return };
+        let Some((_, previous)) = self.sublists.range_mut(..key).next_back() else { return };
+        if previous.len() + sublist.len() <= SUBLIST * 3 / 4 || sublist.is_empty() {
+            Arc::make_mut(previous).extend_from_slice(&sublist);
+            self.sublists.remove(&key);
         }
     }
 
-    /// The chunks as they are now.
-    pub(crate) fn snapshot(&self) -> Vec<Arc<Chunk>> {
-        self.chunks.values().cloned().collect()
+    /// The sublists as they are now.
+    pub(crate) fn snapshot(&self) -> Vec<Arc<Sublist>> {
+        self.sublists.values().cloned().collect()
     }
 }
 
@@ -113,10 +113,10 @@ mod tests {
 
     fn assert_invariants(extents: &FreeExtents) {
         let mut last = None;
-        for (number, (key, chunk)) in extents.chunks.iter().enumerate() {
+        for (number, (key, sublist)) in extents.sublists.iter().enumerate() {
             assert!(number > 0 || *key == 0);
-            assert!(chunk.len() <= CHUNK && (number == 0 || !chunk.is_empty()));
-            for extent in chunk.iter() {
+            assert!(sublist.len() <= SUBLIST && (number == 0 || !sublist.is_empty()));
+            for extent in sublist.iter() {
                 assert!(extent.0 >= *key && last.is_none_or(|last| last < extent.0));
                 last = Some(extent.0);
             }
@@ -154,20 +154,20 @@ mod tests {
             prop_assert_eq!(extents.len(), model.len());
             prop_assert!(extents.iter().eq(model.iter().map(|(s, c)| (*s, *c))));
             // A snapshot does not have later changes.
-            for (chunks, model) in snapshots {
-                let found = chunks.iter().flat_map(|chunk| chunk.iter().copied());
+            for (sublists, model) in snapshots {
+                let found = sublists.iter().flat_map(|sublist| sublist.iter().copied());
                 prop_assert!(found.eq(model.into_iter()));
             }
         }
     }
 
-    /// A change after a snapshot copies one chunk, and the others are shared still.
+    /// A change after a snapshot copies one sublist, and the others are shared still.
     #[test]
     fn a_snapshot_shares_what_does_not_change() {
         let mut extents = FreeExtents::default();
         (0..100_000).for_each(|number| extents.insert(2 * number, 1));
         let snapshot = extents.snapshot();
-        assert!(snapshot.len() <= 2 * 100_000 / CHUNK + 1, "{} chunks", snapshot.len());
+        assert!(snapshot.len() <= 2 * 100_000 / SUBLIST + 1, "{} sublists", snapshot.len());
         extents.remove(50_000);
         let now = extents.snapshot();
         let shared = snapshot.iter().zip(&now).filter(|(one, two)| Arc::ptr_eq(one, two)).count();

@@ -37,7 +37,7 @@ use super::files::Target;
 use super::progress::Pace;
 use crate::error::{Error, Result};
 use crate::page::format::scratch_pool;
-use crate::redo::hold::LogHold;
+use crate::redo::backup_records::LogHold;
 use crate::redo::log::{Held, RedoLog};
 use crate::redo::progress::RecoveryListener;
 use crate::redo::record::GroupRecord;

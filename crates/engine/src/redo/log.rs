@@ -12,8 +12,8 @@ use vellum_log::{BLOCK_BYTES, Block, Log, LogDevice, LogError, Lsn, Written};
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageId, PageRef};
 
+use super::backup_records::LogHold;
 use super::files::LogFiles;
-use super::hold::LogHold;
 use super::pending::PendingPages;
 use super::repair::ChangedSince;
 use crate::error::{Error, Result as StoreResult};

@@ -5,21 +5,21 @@
 //! of a page after a cut has its image, so recovery reads no page of which a write may have been
 //! torn. Each page is redone by itself: its image, and then the edits of later records, in order.
 
+pub(crate) mod backup_records;
 #[cfg(test)]
 mod bad_records;
 mod by_page;
 #[cfg(test)]
 mod faults;
 pub(crate) mod files;
-pub(crate) mod hold;
 pub(crate) mod log;
 pub(crate) mod page;
 pub(crate) mod pending;
 #[cfg(test)]
 mod pending_tests;
-mod places;
 pub(crate) mod progress;
 pub(crate) mod record;
+mod record_places;
 pub(crate) mod records;
 pub(crate) mod recover;
 pub(crate) mod redoer;

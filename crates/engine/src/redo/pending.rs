@@ -19,8 +19,8 @@ use vellum_pool::{PAGE_SIZE, PageRef};
 
 use super::by_page::ByPage;
 use super::page::redo;
-use super::places::{PlaceIndex, Places};
 use super::record::GroupRecord;
+use super::record_places::{PlaceIndex, Places};
 use super::redoer::bad;
 use crate::error::Result;
 use crate::page;

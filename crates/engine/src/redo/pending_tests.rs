@@ -13,8 +13,8 @@ use vellum_log::{Log, LogError, LogOptions, Lsn, RecordRef, SimulatedDevice, Sim
 use vellum_pool::device::{Completion, Device, Fault, FaultyDevice, MemoryDevice, Operation};
 use vellum_testing::patience::{SetWhenDropped, eventually};
 
-use super::places::PlaceIndex;
 use super::record::{RecordWriter, push_edit};
+use super::record_places::PlaceIndex;
 use crate::node::Edit;
 use crate::{BackupOptions, Error, Options, Store, Tree};
 

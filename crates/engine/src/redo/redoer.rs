@@ -24,8 +24,8 @@ use vellum_pool::{PAGE_SIZE, PageCopy, PageRef, PoolError};
 
 use super::by_page::{ByPage, PageHasher};
 use super::page::redo;
-use super::places::PlaceIndex;
 use super::record::{BadRecord, PageRecord, Redo};
+use super::record_places::PlaceIndex;
 use crate::error::{Error, Result};
 use crate::node::Node;
 use crate::page;

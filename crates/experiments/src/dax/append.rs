@@ -13,7 +13,7 @@ use vellum_dax::{
     copy_past_caches,
 };
 
-use super::way::table_and_heap;
+use super::read_method::table_and_heap;
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};

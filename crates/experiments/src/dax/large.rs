@@ -285,7 +285,7 @@ fn number(unit: u64, version: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::way::heap_for;
+    use super::super::read_method::heap_for;
     use super::*;
 
     #[test]

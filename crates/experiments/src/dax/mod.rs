@@ -8,6 +8,7 @@ mod kernel;
 mod large;
 mod map;
 mod once;
+mod read_method;
 mod repeat;
 mod search;
 mod serve;
@@ -16,7 +17,6 @@ mod source_tree;
 mod space;
 mod start;
 mod sync;
-mod way;
 
 pub use append::DAX_APPEND;
 pub use map::DAX_MAP;

@@ -11,7 +11,7 @@ use vellum_dax::{Backend, DaxFile, Heap, Options};
 
 use super::aged;
 use super::kernel::{KeptBound, extents, shootdowns};
-use super::way::{bytes_of, heap, heaps_by_table};
+use super::read_method::{bytes_of, heap, heaps_by_table};
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};

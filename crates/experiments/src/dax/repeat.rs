@@ -11,7 +11,7 @@ use vellum_dax::{Access, Backend, Durability};
 use super::large::{
     Interface, Large, Layout, Stores, UNIT, View, in_each_layout, is_stamped, stamp,
 };
-use super::way::table_and_heap;
+use super::read_method::table_and_heap;
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};

@@ -11,8 +11,8 @@ use vellum_dax::{Backend, Heap, tables};
 
 use super::aged;
 use super::kernel::{KeptBound, extents, forget_inodes};
+use super::read_method::{Way, heap, heaps_by_table};
 use super::source_tree::SourceTree;
-use super::way::{Way, heap, heaps_by_table};
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};

@@ -8,8 +8,8 @@ use anyhow::Result;
 use vellum_dax::{Backend, Heap};
 
 use super::kernel::{KeptBound, shootdowns};
+use super::read_method::{Way, heap, heaps_by_table};
 use super::server::{Delivery, Server};
-use super::way::{Way, heap, heaps_by_table};
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};

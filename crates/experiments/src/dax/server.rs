@@ -11,7 +11,7 @@ use rustix::fs::sendfile;
 use rustix::net::{SendFlags, send};
 
 use super::http::{self, Get, Status};
-use super::way::Way;
+use super::read_method::Way;
 
 /// Bytes that are read from a file and sent at a time.
 const PIECE: usize = 128 << 10;
@@ -263,7 +263,7 @@ mod tests {
     use vellum_bench::workload::values::fill;
     use vellum_dax::Backend;
 
-    use super::super::way::heap;
+    use super::super::read_method::heap;
     use super::*;
 
     fn server() -> (tempfile::TempDir, Server, Vec<Page>) {

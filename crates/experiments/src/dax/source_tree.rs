@@ -12,7 +12,7 @@ use memchr::memmem::Finder;
 use vellum_bench::progress::Progress;
 use vellum_bench::workload::values::Random;
 
-use super::way::Way;
+use super::read_method::Way;
 
 /// The text that is searched for. Its words are among the text's, the whole is not.
 const WANTED: &[u8] = b"queue_mutex_unlock2";
@@ -259,7 +259,7 @@ fn search_folder(
 mod tests {
     use vellum_dax::Backend;
 
-    use super::super::way::heap;
+    use super::super::read_method::heap;
     use super::*;
 
     #[test]

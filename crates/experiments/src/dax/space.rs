@@ -11,8 +11,8 @@ use vellum_dax::{
 
 use super::kernel::extents;
 use super::large::{Interface, Large, Layout, UNIT};
+use super::read_method::{heap_for, table_and_heap};
 use super::source_tree::SourceTree;
-use super::way::{heap_for, table_and_heap};
 use crate::{Context, Experiment};
 use vellum_bench::report::{Outcome, Row};
 use vellum_bench::worker::Weight;

@@ -11,7 +11,7 @@ use vellum_dax::{Access, Backend, Durability, forget_table, store_table, tables}
 
 use super::kernel::forget_inodes;
 use super::large::{HUGE, Interface, Large, Layout, View, in_each_layout};
-use super::way::table_and_heap;
+use super::read_method::table_and_heap;
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, Samples, alternate};
 use vellum_bench::report::{Axis, Chart, Line, Outcome, Row};

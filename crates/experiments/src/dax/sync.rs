@@ -9,7 +9,7 @@ use anyhow::Result;
 use vellum_dax::{Access, Backend, Durability};
 
 use super::large::{Interface, Large, Layout, Stores, UNIT, in_each_layout, stamp};
-use super::way::table_and_heap;
+use super::read_method::table_and_heap;
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use super::discovery::{NEW, find, name, number};
 use super::folder::{Folder, KernelFolder};
-use super::found::{NEW, find, name, number};
 use super::owner;
 use super::segment::{NewSegment, Pace, Segment, SegmentHead};
 use super::sync_method::{Choice, PROBE, SyncMethod, probe};

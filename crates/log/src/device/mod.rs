@@ -9,10 +9,10 @@ use rustix::io::Errno;
 
 use crate::block::Block;
 
+mod discovery;
 mod file;
 mod folder;
-mod found;
-mod look;
+mod inspect;
 mod owner;
 mod segment;
 mod simulated;
@@ -23,8 +23,8 @@ mod simulated_folder;
 mod sync_method;
 
 pub use file::{FileLog, FileLogOptions};
-pub use look::FileSeen;
-pub(crate) use look::{Seen, look};
+pub use inspect::FileSeen;
+pub(crate) use inspect::{Seen, look};
 pub use simulated::{SimulatedDevice, SimulatedFault, SimulatedOptions};
 #[cfg(all(test, not(feature = "model")))]
 pub(crate) use simulated_disk::{Planted, SimulatedDisk};

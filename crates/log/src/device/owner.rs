@@ -8,8 +8,8 @@
 use std::io;
 use std::path::Path;
 
+use super::discovery::number;
 use super::folder::Folder;
-use super::found::number;
 use crate::error::LogError;
 
 /// What the names of the marks begin with; the owner follows, in 32 hexadecimal digits.

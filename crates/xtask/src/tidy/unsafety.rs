@@ -55,7 +55,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/aquila-ring0/src/processor.rs", "what KVM and the kernel share with the process"),
     ("crates/aquila-ring0/src/guest.rs", "blocks and managed ranges by their addresses"),
     ("crates/aquila-ring0/src/pages.rs", "frames and files of a cache, in both rings"),
-    ("crates/aquila-ring0/src/current.rs", "the block of the thread"),
+    ("crates/aquila-ring0/src/current_processor.rs", "the block of the thread"),
     ("crates/aquila-ring0/src/message.rs", "a system call that prints"),
     ("crates/aquila-ring0/src/file.rs", "frames and views of files, which calls and copies fill"),
     ("crates/aquila-ring0/src/ring.rs", "the memory that an io_uring shares with the kernel"),

@@ -8,7 +8,7 @@ use super::claims::Claims;
 use super::input::{Delivery, Kind, NewOrder, OrderStatus, Payment, StockLevel};
 use super::keys::{self, HISTORY};
 use super::size::Tpcc;
-use super::transaction::{Desk, Ended};
+use super::transaction::{Ended, ThreadState};
 use crate::engine::{Conflict, Direction, Session};
 use crate::workload::values::Random;
 
@@ -19,7 +19,7 @@ pub struct Terminal<'a> {
     homes: Vec<u32>,
     /// First finds the end of its history.
     begun: bool,
-    desk: Desk<'a>,
+    state: ThreadState<'a>,
     counts: &'a Counts,
 }
 
@@ -32,8 +32,8 @@ impl<'a> Terminal<'a> {
         claims: &'a Claims,
         counts: &'a Counts,
     ) -> Self {
-        let desk = Desk::new(thread as u16 + 1, claims);
-        Terminal { tpcc, homes, begun: false, desk, counts }
+        let state = ThreadState::new(thread as u16 + 1, claims);
+        Terminal { tpcc, homes, begun: false, state, counts }
     }
 
     /// Runs a transaction of the mix.
@@ -42,7 +42,7 @@ impl<'a> Terminal<'a> {
     /// Errors of the engine, and missing rows; names the kind.
     pub fn transaction(&mut self, session: &mut dyn Session, random: &mut Random) -> Result<()> {
         if !self.begun {
-            self.desk.payments = payments_of(self.desk.number, session)?;
+            self.state.payments = payments_of(self.state.number, session)?;
             self.begun = true;
         }
         let kind = Kind::choose(random);
@@ -65,23 +65,23 @@ impl<'a> Terminal<'a> {
         match kind {
             Kind::NewOrder => {
                 let input = NewOrder::new(self.tpcc, home, random);
-                self.until_it_wins(session, |desk, session| desk.new_order(&input, session))
+                self.until_it_wins(session, |state, session| state.new_order(&input, session))
             }
             Kind::Payment => {
                 let input = Payment::new(self.tpcc, home, random);
-                self.until_it_wins(session, |desk, session| desk.payment(&input, session))
+                self.until_it_wins(session, |state, session| state.payment(&input, session))
             }
             Kind::OrderStatus => {
                 let input = OrderStatus::new(self.tpcc, home, random);
-                self.until_it_wins(session, |desk, session| desk.order_status(&input, session))
+                self.until_it_wins(session, |state, session| state.order_status(&input, session))
             }
             Kind::Delivery => {
                 let input = Delivery::new(home, random);
-                self.until_it_wins(session, |desk, session| desk.delivery(&input, session))
+                self.until_it_wins(session, |state, session| state.delivery(&input, session))
             }
             Kind::StockLevel => {
                 let input = StockLevel::new(home, random);
-                self.until_it_wins(session, |desk, session| desk.stock_level(&input, session))
+                self.until_it_wins(session, |state, session| state.stock_level(&input, session))
             }
         }
     }
@@ -90,10 +90,10 @@ impl<'a> Terminal<'a> {
     fn until_it_wins(
         &mut self,
         session: &mut dyn Session,
-        mut run: impl FnMut(&mut Desk<'a>, &mut dyn Session) -> Result<Ended>,
+        mut run: impl FnMut(&mut ThreadState<'a>, &mut dyn Session) -> Result<Ended>,
     ) -> Result<Ended> {
         loop {
-            match run(&mut self.desk, session) {
+            match run(&mut self.state, session) {
                 Err(error) if error.is::<Conflict>() => {
                     self.counts.conflicts.fetch_add(1, Ordering::Relaxed);
                 }

@@ -1,7 +1,7 @@
 //! The rules, for the pages of one shard. The caller holds the shard's lock.
 
 use super::ghosts::Ghosts;
-use super::table::{Note, PageTable, Queue, Slot, hash};
+use super::table::{Entry, Note, PageTable, Queue, hash};
 use crate::page::PageRef;
 use crate::replacement::{Arrival, MarkOutcome, Residents};
 
@@ -126,13 +126,13 @@ impl Shard {
         };
         self.table.insert(page, queue, note);
         while self.table.frames(Queue::Ahead) * AHEAD_PART > self.frames() {
-            let Some(slot) = self.table.oldest(Queue::Ahead) else { break };
-            self.table.make_young(slot);
+            let Some(entry) = self.table.oldest(Queue::Ahead) else { break };
+            self.table.make_young(entry);
         }
         while filling && self.new_exceed(NEW_PART_FILLING) {
             let oldest = self.table.oldest(Queue::Old).or(self.table.oldest(Queue::Young));
-            let Some(slot) = oldest else { break };
-            self.table.renew(slot, Note::default());
+            let Some(entry) = oldest else { break };
+            self.table.renew(entry, Note::default());
         }
     }
 
@@ -145,23 +145,23 @@ impl Shard {
         }
         self.came = 0;
         self.epoch = Note::epoch_after(self.epoch);
-        while let Some(slot) = self.table.oldest(Queue::Ahead) {
-            if self.table.note(slot).epochs_until(self.epoch) <= AHEAD_EPOCHS {
+        while let Some(entry) = self.table.oldest(Queue::Ahead) {
+            if self.table.note(entry).epochs_until(self.epoch) <= AHEAD_EPOCHS {
                 return;
             }
-            self.table.make_young(slot);
+            self.table.make_young(entry);
         }
     }
 
     pub(super) fn forget(&mut self, page: PageRef) {
-        let Some(slot) = self.table.find(page) else {
+        let Some(entry) = self.table.find(page) else {
             debug_assert!(false, "{page} is forgotten, but was not admitted");
             return;
         };
-        if self.table.note(slot).leaves_ghost {
+        if self.table.note(entry).leaves_ghost {
             self.ghosts.add(hash(page), page.frames);
         }
-        self.table.remove(slot);
+        self.table.remove(entry);
     }
 
     /// Proposes pages whose chance is spent. Then marks new pages ahead, so that there is time to
@@ -189,55 +189,55 @@ impl Shard {
                     self.look_at_new(residents)
                 }
                 None => self.look_at_new(residents),
-                Some(slot) => {
+                Some(entry) => {
                     is_round |= main == first_proposed;
                     main_looks -= 1;
                     self.since_main = 0;
-                    self.look_at_main(slot, residents)
+                    self.look_at_main(entry, residents)
                 }
             };
-            let Some(slot) = proposed else { continue };
-            let page = self.table.page(slot);
+            let Some(entry) = proposed else { continue };
+            let page = self.table.page(entry);
             if !(is_round && candidates[first..].contains(&page)) {
-                first_proposed = first_proposed.or(Some(slot));
+                first_proposed = first_proposed.or(Some(entry));
                 wanted.found(page);
                 candidates.push(page);
             }
         }
         while self.table.frames(Queue::Young) * YOUNG.1 > self.new_frames() * YOUNG.0 {
-            let Some(slot) = self.table.oldest(Queue::Young) else { break };
-            self.mark(slot, residents);
+            let Some(entry) = self.table.oldest(Queue::Young) else { break };
+            self.mark(entry, residents);
         }
     }
 
     /// Marks a young page. A later access clears the mark; the load came before it.
-    fn mark(&mut self, slot: Slot, residents: &dyn Residents) {
-        residents.try_mark(self.table.page(slot));
-        self.table.age(slot);
+    fn mark(&mut self, entry: Entry, residents: &dyn Residents) {
+        residents.try_mark(self.table.page(entry));
+        self.table.age(entry);
     }
 
     /// Looks at the oldest new page, and returns it if it can leave. In either case makes it the
     /// newest of the main queue: other threads do not propose it, and it is there if it stays.
-    fn look_at_new(&mut self, residents: &dyn Residents) -> Option<Slot> {
-        let Some(slot) = self.table.oldest(Queue::Old) else {
+    fn look_at_new(&mut self, residents: &dyn Residents) -> Option<Entry> {
+        let Some(entry) = self.table.oldest(Queue::Old) else {
             match self.table.oldest(Queue::Young) {
-                Some(slot) => self.mark(slot, residents),
+                Some(entry) => self.mark(entry, residents),
                 None => self.table.make_young(self.table.oldest(Queue::Ahead)?),
             }
             return None;
         };
-        let is_unused = residents.try_mark(self.table.page(slot)) == MarkOutcome::AlreadyMarked;
-        self.table.renew(slot, Note { leaves_ghost: is_unused, ..Note::default() });
-        is_unused.then_some(slot)
+        let is_unused = residents.try_mark(self.table.page(entry)) == MarkOutcome::AlreadyMarked;
+        self.table.renew(entry, Note { leaves_ghost: is_unused, ..Note::default() });
+        is_unused.then_some(entry)
     }
 
     /// Looks at the oldest page of the main queue, makes it the newest, and returns it if it can
     /// leave.
-    fn look_at_main(&mut self, slot: Slot, residents: &dyn Residents) -> Option<Slot> {
-        let credit = self.table.note(slot).credit;
-        let is_unused = residents.try_mark(self.table.page(slot)) == MarkOutcome::AlreadyMarked;
+    fn look_at_main(&mut self, entry: Entry, residents: &dyn Residents) -> Option<Entry> {
+        let credit = self.table.note(entry).credit;
+        let is_unused = residents.try_mark(self.table.page(entry)) == MarkOutcome::AlreadyMarked;
         let left = if is_unused { credit.saturating_sub(1) } else { (credit + 1).min(CREDIT_MAX) };
-        self.table.renew(slot, Note { credit: left, ..Note::default() });
-        (is_unused && credit == 0).then_some(slot)
+        self.table.renew(entry, Note { credit: left, ..Note::default() });
+        (is_unused && credit == 0).then_some(entry)
     }
 }

@@ -1,9 +1,9 @@
 //! The resident pages of one shard, in a hash table by their place, and in four queues.
 //!
-//! An open-addressing table of 16 bytes per slot. A slot's first word is the page, its second one
-//! links it into one of the queues and holds what the policy notes about it. Pages do not move
-//! while they are in the table, except when it grows. The old pages, followed by the young ones,
-//! are one chain, so that a page becomes old without a write to any other.
+//! An open-addressing table of 16 bytes per entry. The first word of an entry is the page. The
+//! second one links it into one of the queues and holds what the policy notes about it. Pages do
+//! not move while they are in the table, except when it grows. The old pages, followed by the young
+//! ones, are one chain, so that a page becomes old without a write to any other.
 
 use crate::page::PageRef;
 
@@ -45,17 +45,17 @@ impl Note {
     }
 }
 
-/// A slot of the table.
+/// An entry of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slot(u32);
+pub(super) struct Entry(u32);
 
-/// No slot. Also the most slots that a table can have, which is 1 TiB of pages.
+/// No entry. Also the most entries that a table can have, which is 1 TiB of pages.
 const NONE: u32 = (1 << LINK_BITS) - 1;
 const LINK_BITS: u32 = 28;
 const FRAMES_BITS: u32 = 24;
 const FREE: [u64; 2] = [0; 2];
 
-/// The second word of a slot, unpacked.
+/// The second word of an entry, unpacked.
 #[derive(Clone, Copy)]
 struct Links {
     older: u32,
@@ -101,9 +101,9 @@ const EMPTY: Ends = Ends { oldest: NONE, newest: NONE };
 
 /// The resident pages of one shard.
 pub(super) struct PageTable {
-    slots: Vec<[u64; 2]>,
+    entries: Vec<[u64; 2]>,
     pages: usize,
-    /// No page is further from its first slot than this.
+    /// No page is further from its first entry than this.
     reach: usize,
     /// Old and young pages.
     new: Ends,
@@ -132,8 +132,8 @@ fn decode(word: u64) -> PageRef {
     PageRef::new(word >> FRAMES_BITS, (word & u64::from(PageRef::MAX_FRAMES)) as u32)
 }
 
-/// Slots for so many pages: a quarter stays free.
-fn slots_for(pages: usize) -> usize {
+/// Entries for so many pages: a quarter stays free.
+fn entries_for(pages: usize) -> usize {
     (pages + pages / 3 + 8).min(NONE as usize)
 }
 
@@ -141,7 +141,7 @@ impl PageTable {
     /// For `pages` pages; it grows if more come.
     pub(super) fn new(pages: usize) -> PageTable {
         PageTable {
-            slots: vec![FREE; slots_for(pages)],
+            entries: vec![FREE; entries_for(pages)],
             pages: 0,
             reach: 0,
             new: EMPTY,
@@ -162,91 +162,91 @@ impl PageTable {
         self.frames[queue as usize]
     }
 
-    /// The page in a slot that is not free.
-    pub(super) fn page(&self, slot: Slot) -> PageRef {
-        decode(self.slots[slot.0 as usize][0])
+    /// The page in an entry that is not free.
+    pub(super) fn page(&self, entry: Entry) -> PageRef {
+        decode(self.entries[entry.0 as usize][0])
     }
 
-    fn links(&self, slot: u32) -> Links {
-        Links::unpack(self.slots[slot as usize][1])
+    fn links(&self, entry: u32) -> Links {
+        Links::unpack(self.entries[entry as usize][1])
     }
 
-    fn change_links(&mut self, slot: u32, change: impl FnOnce(&mut Links)) {
-        let mut links = self.links(slot);
+    fn change_links(&mut self, entry: u32, change: impl FnOnce(&mut Links)) {
+        let mut links = self.links(entry);
         change(&mut links);
-        self.slots[slot as usize][1] = links.pack();
+        self.entries[entry as usize][1] = links.pack();
     }
 
-    /// The record of the page in a slot.
-    pub(super) fn note(&self, slot: Slot) -> Note {
-        self.links(slot.0).note
+    /// The record of the page in an entry.
+    pub(super) fn note(&self, entry: Entry) -> Note {
+        self.links(entry.0).note
     }
 
-    fn first_slot(&self, page: PageRef) -> usize {
+    fn first_entry(&self, page: PageRef) -> usize {
         let below_shard = hash(page) << 8;
-        ((u128::from(below_shard) * self.slots.len() as u128) >> 64) as usize
+        ((u128::from(below_shard) * self.entries.len() as u128) >> 64) as usize
     }
 
-    /// The slot of a page, if the table has it with this size.
-    pub(super) fn find(&self, page: PageRef) -> Option<Slot> {
+    /// The entry of a page, if the table has it with this size.
+    pub(super) fn find(&self, page: PageRef) -> Option<Entry> {
         let wanted = encode(page);
-        let mut slot = self.first_slot(page);
+        let mut entry = self.first_entry(page);
         for _ in 0..=self.reach {
-            if self.slots[slot][0] == wanted {
-                return Some(Slot(slot as u32));
+            if self.entries[entry][0] == wanted {
+                return Some(Entry(entry as u32));
             }
-            slot = self.after(slot);
+            entry = self.after(entry);
         }
         None
     }
 
-    fn after(&self, slot: usize) -> usize {
-        if slot + 1 < self.slots.len() { slot + 1 } else { 0 }
+    fn after(&self, entry: usize) -> usize {
+        if entry + 1 < self.entries.len() { entry + 1 } else { 0 }
     }
 
     /// Adds a page that is not in the table, as the newest of a queue, but not of the old pages.
     pub(super) fn insert(&mut self, page: PageRef, queue: Queue, note: Note) {
         debug_assert_ne!(queue, Queue::Old);
-        if self.pages >= self.slots.len() - self.slots.len() / 8 {
+        if self.pages >= self.entries.len() - self.entries.len() / 8 {
             self.grow();
         }
         self.place(page, queue, note);
     }
 
     fn place(&mut self, page: PageRef, queue: Queue, note: Note) {
-        let (mut slot, mut distance) = (self.first_slot(page), 0);
-        // The loop ends: an eighth of the slots is free, or the table had grown.
-        while self.slots[slot][0] != 0 {
-            slot = self.after(slot);
+        let (mut entry, mut distance) = (self.first_entry(page), 0);
+        // The loop ends: an eighth of the entries is free, or the table had grown.
+        while self.entries[entry][0] != 0 {
+            entry = self.after(entry);
             distance += 1;
         }
         self.reach = self.reach.max(distance);
         self.pages += 1;
-        self.slots[slot][0] = encode(page);
-        self.link(slot as u32, queue, note);
+        self.entries[entry][0] = encode(page);
+        self.link(entry as u32, queue, note);
     }
 
     fn grow(&mut self) {
-        let larger = PageTable::new(self.slots.len() + self.slots.len() / 4);
+        let larger = PageTable::new(self.entries.len() + self.entries.len() / 4);
         let smaller = std::mem::replace(self, larger);
         for mut next in [smaller.new.oldest, smaller.main.oldest, smaller.ahead.oldest] {
             while next != NONE {
                 let links = smaller.links(next);
-                self.place(smaller.page(Slot(next)), links.queue, links.note);
+                self.place(smaller.page(Entry(next)), links.queue, links.note);
                 next = links.newer;
             }
         }
     }
 
     /// Takes a page out.
-    pub(super) fn remove(&mut self, slot: Slot) {
-        self.unlink(slot.0);
-        self.slots[slot.0 as usize] = FREE;
+    pub(super) fn remove(&mut self, entry: Entry) {
+        self.unlink(entry.0);
+        self.entries[entry.0 as usize] = FREE;
         self.pages -= 1;
     }
 
     /// The oldest page of a queue.
-    pub(super) fn oldest(&self, queue: Queue) -> Option<Slot> {
+    pub(super) fn oldest(&self, queue: Queue) -> Option<Entry> {
         let oldest = match queue {
             Queue::Young => self.young,
             Queue::Old if self.new.oldest == self.young => NONE,
@@ -254,30 +254,30 @@ impl PageTable {
             Queue::Main => self.main.oldest,
             Queue::Ahead => self.ahead.oldest,
         };
-        (oldest != NONE).then_some(Slot(oldest))
+        (oldest != NONE).then_some(Entry(oldest))
     }
 
     /// Makes the oldest of the young pages the newest of the old ones.
-    pub(super) fn age(&mut self, slot: Slot) {
-        debug_assert_eq!(slot.0, self.young);
-        let frames = u64::from(self.page(slot).frames);
+    pub(super) fn age(&mut self, entry: Entry) {
+        debug_assert_eq!(entry.0, self.young);
+        let frames = u64::from(self.page(entry).frames);
         self.frames[Queue::Young as usize] -= frames;
         self.frames[Queue::Old as usize] += frames;
-        self.young = self.links(slot.0).newer;
-        self.change_links(slot.0, |links| links.queue = Queue::Old);
+        self.young = self.links(entry.0).newer;
+        self.change_links(entry.0, |links| links.queue = Queue::Old);
     }
 
     /// Makes a page that was read ahead the newest of the young ones.
-    pub(super) fn make_young(&mut self, slot: Slot) {
-        debug_assert_eq!(self.links(slot.0).queue, Queue::Ahead);
-        self.unlink(slot.0);
-        self.link(slot.0, Queue::Young, Note::default());
+    pub(super) fn make_young(&mut self, entry: Entry) {
+        debug_assert_eq!(self.links(entry.0).queue, Queue::Ahead);
+        self.unlink(entry.0);
+        self.link(entry.0, Queue::Young, Note::default());
     }
 
     /// Makes a page the newest of the main queue, which it may have been in before.
-    pub(super) fn renew(&mut self, slot: Slot, note: Note) {
-        self.unlink(slot.0);
-        self.link(slot.0, Queue::Main, note);
+    pub(super) fn renew(&mut self, entry: Entry, note: Note) {
+        self.unlink(entry.0);
+        self.link(entry.0, Queue::Main, note);
     }
 
     fn ends(&mut self, queue: Queue) -> &mut Ends {
@@ -288,10 +288,10 @@ impl PageTable {
         }
     }
 
-    fn unlink(&mut self, slot: u32) {
-        let Links { older, newer, queue, .. } = self.links(slot);
-        self.frames[queue as usize] -= u64::from(self.page(Slot(slot)).frames);
-        if slot == self.young {
+    fn unlink(&mut self, entry: u32) {
+        let Links { older, newer, queue, .. } = self.links(entry);
+        self.frames[queue as usize] -= u64::from(self.page(Entry(entry)).frames);
+        if entry == self.young {
             self.young = newer;
         }
         match older {
@@ -305,22 +305,22 @@ impl PageTable {
     }
 
     /// Old pages are linked only before there are young ones.
-    fn link(&mut self, slot: u32, queue: Queue, note: Note) {
-        self.frames[queue as usize] += u64::from(self.page(Slot(slot)).frames);
+    fn link(&mut self, entry: u32, queue: Queue, note: Note) {
+        self.frames[queue as usize] += u64::from(self.page(Entry(entry)).frames);
         if queue == Queue::Young && self.young == NONE {
-            self.young = slot;
+            self.young = entry;
         }
-        let older = std::mem::replace(&mut self.ends(queue).newest, slot);
+        let older = std::mem::replace(&mut self.ends(queue).newest, entry);
         match older {
-            NONE => self.ends(queue).oldest = slot,
-            older => self.change_links(older, |links| links.newer = slot),
+            NONE => self.ends(queue).oldest = entry,
+            older => self.change_links(older, |links| links.newer = entry),
         }
-        self.slots[slot as usize][1] = Links { older, newer: NONE, queue, note }.pack();
+        self.entries[entry as usize][1] = Links { older, newer: NONE, queue, note }.pack();
     }
 
     /// All pages, in no order.
     pub(super) fn pages(&self) -> impl Iterator<Item = PageRef> {
-        self.slots.iter().filter(|slot| slot[0] != 0).map(|slot| decode(slot[0]))
+        self.entries.iter().filter(|entry| entry[0] != 0).map(|entry| decode(entry[0]))
     }
 }
 
@@ -342,7 +342,7 @@ mod tests {
                 let links = table.links(next);
                 assert_eq!(links.older, older);
                 assert!(links.queue != Queue::Old || queues[Queue::Young as usize].is_empty());
-                queues[links.queue as usize].push(table.page(Slot(next)));
+                queues[links.queue as usize].push(table.page(Entry(next)));
                 (older, next) = (next, links.newer);
             }
             assert_eq!(ends.newest, older);
@@ -351,7 +351,7 @@ mod tests {
             let pages = &queues[queue as usize];
             let frames: u64 = pages.iter().map(|page| u64::from(page.frames)).sum();
             assert_eq!(table.frames(queue), frames);
-            let oldest = table.oldest(queue).map(|slot| table.page(slot));
+            let oldest = table.oldest(queue).map(|entry| table.page(entry));
             assert_eq!(oldest, pages.first().copied());
         }
         queues
@@ -374,14 +374,14 @@ mod tests {
                     (0, _) => {
                         let young = model[0].pop_front();
                         prop_assert_eq!(table.oldest(Queue::Young).is_some(), young.is_some());
-                        table.oldest(Queue::Young).into_iter().for_each(|slot| table.age(slot));
+                        table.oldest(Queue::Young).into_iter().for_each(|entry| table.age(entry));
                         model[1].extend(young);
                     }
                     (5, _) => {
                         let ahead = model[Queue::Ahead as usize].pop_front();
-                        let slot = table.oldest(Queue::Ahead);
-                        prop_assert_eq!(slot.is_some(), ahead.is_some());
-                        slot.into_iter().for_each(|slot| table.make_young(slot));
+                        let entry = table.oldest(Queue::Ahead);
+                        prop_assert_eq!(entry.is_some(), ahead.is_some());
+                        entry.into_iter().for_each(|entry| table.make_young(entry));
                         model[0].extend(ahead);
                     }
                     (_, None) => {
@@ -400,15 +400,15 @@ mod tests {
                         remove(&mut model, page);
                     }
                     (_, Some(page)) => {
-                        let slot = table.find(page).unwrap();
+                        let entry = table.find(page).unwrap();
                         prop_assert!(table.find(PageRef::new(id, page.frames + 1)).is_none());
                         let note = Note {
                             credit: (id % 4) as u8,
                             leaves_ghost: frames == 1,
                             epoch: (id % 8) as u8,
                         };
-                        table.renew(slot, note);
-                        prop_assert_eq!(table.note(slot), note);
+                        table.renew(entry, note);
+                        prop_assert_eq!(table.note(entry), note);
                         remove(&mut model, page);
                         model[2].push_back(page);
                     }
@@ -430,7 +430,7 @@ mod tests {
             }
         }
         assert_eq!(table.len(), 3_000);
-        assert_eq!(table.slots.len(), slots_for(3_000), "it need not grow");
+        assert_eq!(table.entries.len(), entries_for(3_000), "it need not grow");
         assert!(table.reach < 300, "the longest search: {}", table.reach);
     }
 

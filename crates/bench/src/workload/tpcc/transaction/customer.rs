@@ -2,12 +2,12 @@
 
 use anyhow::{Result, bail};
 
-use super::Desk;
+use super::ThreadState;
 use crate::engine::{Direction, Session};
 use crate::workload::tpcc::input::Customer;
 use crate::workload::tpcc::keys::{self, CUSTOMER_NAME, DistrictKey};
 
-impl Desk<'_> {
+impl ThreadState<'_> {
     /// The number of a customer. If several have the name, it is the middle one in the order of
     /// first names, rounded up (clause 2.5.2.2).
     pub(super) fn customer_id(

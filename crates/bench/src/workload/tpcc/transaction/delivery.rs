@@ -2,13 +2,13 @@
 
 use anyhow::Result;
 
-use super::{Desk, Ended, must, now};
+use super::{Ended, ThreadState, must, now};
 use crate::engine::{Access, Session};
 use crate::workload::tpcc::input::Delivery;
 use crate::workload::tpcc::keys::{self, DistrictKey};
 use crate::workload::tpcc::layout::{customer, order, order_line};
 
-impl Desk<'_> {
+impl ThreadState<'_> {
     /// Delivers, all districts in one transaction.
     ///
     /// # Errors

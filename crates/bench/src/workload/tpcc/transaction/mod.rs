@@ -1,4 +1,5 @@
-//! The five transactions (TPC-C 5.11, clauses 2.4 to 2.8), one file each, all methods of [`Desk`].
+//! The five transactions (TPC-C 5.11, clauses 2.4 to 2.8), one file each, all methods of
+//! [`ThreadState`].
 
 mod customer;
 mod delivery;
@@ -27,7 +28,7 @@ pub enum Ended {
 
 /// Buffers that a thread reuses from one transaction to the next.
 #[derive(Debug)]
-pub struct Desk<'a> {
+pub struct ThreadState<'a> {
     /// The thread's number among those that write history, from 1.
     pub number: u16,
     /// Rows of history it has written.
@@ -41,10 +42,10 @@ pub struct Desk<'a> {
     stock_keys: Vec<[u8; 8]>,
 }
 
-impl<'a> Desk<'a> {
+impl<'a> ThreadState<'a> {
     /// With memory for the usual sizes.
     pub fn new(number: u16, claims: &'a Claims) -> Self {
-        Desk {
+        ThreadState {
             number,
             payments: 0,
             claims,

@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use anyhow::Result;
 
-use super::{Desk, Ended, must, now};
+use super::{Ended, ThreadState, must, now};
 use crate::engine::{Access, Session};
 use crate::workload::tpcc::input::{LINES, Line, NewOrder};
 use crate::workload::tpcc::keys::{self, DistrictKey};
@@ -21,7 +21,7 @@ struct Item {
     original: bool,
 }
 
-impl Desk<'_> {
+impl ThreadState<'_> {
     /// Enters an order. Looks up all items before it writes anything, so that an order with an
     /// unknown item leaves no trace.
     ///

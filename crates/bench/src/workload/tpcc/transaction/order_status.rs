@@ -4,13 +4,13 @@ use std::hint::black_box;
 
 use anyhow::{Result, bail};
 
-use super::{Desk, Ended, must};
+use super::{Ended, ThreadState, must};
 use crate::engine::{Access, Direction, Session};
 use crate::workload::tpcc::input::OrderStatus;
 use crate::workload::tpcc::keys::{self, DistrictKey};
 use crate::workload::tpcc::layout::{customer, order, order_line};
 
-impl Desk<'_> {
+impl ThreadState<'_> {
     /// Runs the transaction.
     ///
     /// # Errors

@@ -5,13 +5,13 @@ use std::io::Write as _;
 
 use anyhow::Result;
 
-use super::{Desk, Ended, must, now};
+use super::{Ended, ThreadState, must, now};
 use crate::engine::{Access, Session};
 use crate::workload::tpcc::input::Payment;
 use crate::workload::tpcc::keys;
 use crate::workload::tpcc::layout::{customer, district, history, warehouse};
 
-impl Desk<'_> {
+impl ThreadState<'_> {
     /// Runs the transaction.
     ///
     /// # Errors

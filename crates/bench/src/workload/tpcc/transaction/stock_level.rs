@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use anyhow::{Result, bail};
 
-use super::{Desk, Ended, must};
+use super::{Ended, ThreadState, must};
 use crate::engine::{Access, Direction, Session};
 use crate::workload::tpcc::input::StockLevel;
 use crate::workload::tpcc::keys;
@@ -13,7 +13,7 @@ use crate::workload::tpcc::layout::{district, order_line, stock};
 /// The number of last orders.
 const ORDERS: u32 = 20;
 
-impl Desk<'_> {
+impl ThreadState<'_> {
     /// Runs the transaction.
     ///
     /// # Errors

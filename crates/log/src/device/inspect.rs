@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-use super::found::{Stated, check_inferred, first_of_log, number};
+use super::discovery::{Stated, check_inferred, first_of_log, number};
 use super::segment::{Segment, SegmentHead};
 use super::{LogDevice, Written};
 use crate::block::{BLOCK_BYTES, Block};
