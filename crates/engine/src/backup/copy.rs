@@ -34,7 +34,7 @@ use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageRef, RawPages, Space};
 
 use super::files::Target;
-use super::progress::Pace;
+use super::progress::BackupPace;
 use crate::error::{Error, Result};
 use crate::page::format::scratch_pool;
 use crate::redo::backup_records::LogHold;
@@ -68,7 +68,7 @@ const REDO_LIMITS: RedoLimits = RedoLimits { threads: 1, bytes: 32 << 20, list_b
 pub(super) struct Copying<'a, 'f> {
     core: &'a StoreCore,
     to: Target<'a>,
-    pace: &'a mut Pace<'f>,
+    pace: &'a mut BackupPace<'f>,
     /// The file has this state already.
     base: Option<(BackupState, Vec<(u64, u64)>)>,
     read_bytes: u64,
@@ -77,7 +77,7 @@ pub(super) struct Copying<'a, 'f> {
 }
 
 impl<'a, 'f> Copying<'a, 'f> {
-    pub(super) fn new(core: &'a StoreCore, to: Target<'a>, pace: &'a mut Pace<'f>) -> Self {
+    pub(super) fn new(core: &'a StoreCore, to: Target<'a>, pace: &'a mut BackupPace<'f>) -> Self {
         Copying { core, to, pace, base: None, read_bytes: 0, under_way: None }
     }
 

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use vellum_pool::device::{Device, FileDevice, FileOptions, UnpublishedFile, Write};
 use vellum_pool::{PAGE_SIZE, PoolError};
 
-use super::progress::Pace;
+use super::progress::BackupPace;
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::store::open;
@@ -69,7 +69,7 @@ impl NewFile {
     ///
     /// # Errors
     /// [`Error::BadBackup`] with the first damage.
-    pub(super) fn check(&self, pace: &mut Pace<'_>) -> Result<()> {
+    pub(super) fn check(&self, pace: &mut BackupPace<'_>) -> Result<()> {
         let options = Options::new().read_only(true).pool_bytes(CHECK_POOL);
         // Without `at_exit`: an exit of the process would wait for the end of the check.
         let store = Store { core: Arc::new(open::open(self.device.clone(), &options)?) };

@@ -17,7 +17,7 @@ use vellum_pool::{PAGE_SIZE, PageCopy, PageRef};
 use super::files::{Target, nameless_file, open_backup};
 use super::index::{ENTRY, Index, IndexWriter, begins_with, entry, open_file, ranges_of, sum};
 use super::overlay::Overlay;
-use super::progress::Pace;
+use super::progress::BackupPace;
 use crate::error::{Error, Result};
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::redo::recover::Recovered;
@@ -230,7 +230,7 @@ pub(super) fn write(
     base: BackupState,
     overlay: &Overlay,
     recovered: &Recovered,
-    pace: &mut Pace<'_>,
+    pace: &mut BackupPace<'_>,
 ) -> Result<(BackupState, u64)> {
     // An error of the store comes as one of the system, and goes back.
     let failed = |error: io::Error| error.downcast().unwrap_or_else(|error| to.failed_with(error));
@@ -431,7 +431,7 @@ impl Increment {
 pub(super) fn read_base(
     path: &Path,
     folder_of: &Path,
-    pace: &mut Pace<'_>,
+    pace: &mut BackupPace<'_>,
 ) -> Result<(BackupState, Index)> {
     if is_increment(path)? {
         let increment = Increment::open(path)?;
@@ -447,7 +447,7 @@ pub(super) fn read_base(
 pub(super) fn index_of(
     full: &Store,
     to: File,
-    pace: &mut Pace<'_>,
+    pace: &mut BackupPace<'_>,
 ) -> Result<(BackupState, Index)> {
     let pages = &full.core.pages;
     let space = pages.pool.with_space(vellum_pool::Space::clone);

@@ -29,7 +29,7 @@ use crate::backup::copy::Copying;
 use crate::backup::files::{NewFile, Target, nameless_file};
 use crate::backup::increment::{Increment, read_base};
 use crate::backup::overlay::Overlay;
-use crate::backup::progress::Pace;
+use crate::backup::progress::BackupPace;
 use crate::backup::summed::SummedFile;
 use crate::error::{Error, Result};
 use crate::redo::recover::Recovered;
@@ -174,7 +174,7 @@ impl Store {
             let what = "a store that is open for salvage has no state to back up: dump it";
             return Err(Error::BadOption(what.into()));
         }
-        let mut pace = Pace::new(progress, options.bytes_per_second);
+        let mut pace = BackupPace::new(progress, options.bytes_per_second);
         // After an error the store remembers what it did before.
         let Backup { copied, file_bytes, read_bytes, noted } = match &options.since {
             None => self.back_up_all(path, options, &mut pace),
@@ -199,7 +199,7 @@ impl Store {
         &self,
         path: &Path,
         options: &BackupOptions,
-        pace: &mut Pace<'_>,
+        pace: &mut BackupPace<'_>,
     ) -> Result<Backup> {
         if options.check {
             let used = self.core.pages.pool.with_space(Space::allocated_pages);
@@ -239,7 +239,7 @@ impl Store {
         base: &Path,
         path: &Path,
         options: &BackupOptions,
-        pace: &mut Pace<'_>,
+        pace: &mut BackupPace<'_>,
     ) -> Result<Backup> {
         if is_same_file(base, path) {
             let what = format!("{} would replace the backup that it follows", path.display());

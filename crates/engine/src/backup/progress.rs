@@ -23,7 +23,7 @@ pub struct BackupProgress {
 type Tell<'f> = dyn FnMut(BackupProgress) -> ControlFlow<()> + 'f;
 
 /// See the module's documentation.
-pub(super) struct Pace<'f> {
+pub(super) struct BackupPace<'f> {
     tell: &'f mut Tell<'f>,
     done: u64,
     total: u64,
@@ -33,10 +33,10 @@ pub(super) struct Pace<'f> {
     limited: u64,
 }
 
-impl<'f> Pace<'f> {
-    pub(super) fn new(tell: &'f mut Tell<'f>, bytes_per_second: Option<u64>) -> Pace<'f> {
+impl<'f> BackupPace<'f> {
+    pub(super) fn new(tell: &'f mut Tell<'f>, bytes_per_second: Option<u64>) -> BackupPace<'f> {
         let began = Instant::now();
-        Pace { tell, done: 0, total: 0, bytes_per_second, began, limited: 0 }
+        BackupPace { tell, done: 0, total: 0, bytes_per_second, began, limited: 0 }
     }
 
     /// There are so many more bytes to read.

@@ -16,7 +16,7 @@ use vellum_pool::{PAGE_SIZE, PageRef};
 use super::files::nameless_file;
 use super::increment::{Increment, index_of, open_full};
 use super::index::{Index, open_file, sum};
-use super::progress::{BackupProgress, Pace};
+use super::progress::{BackupPace, BackupProgress};
 use super::restore::follows;
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -98,7 +98,7 @@ impl Store {
         }
         let mut index = None;
         if increments.is_empty() {
-            let mut pace = Pace::new(progress, None);
+            let mut pace = BackupPace::new(progress, None);
             let temporary = nameless_file(&std::env::temp_dir().join("index"))?;
             let (read, sums) = index_of(&full, temporary, &mut pace)?;
             if read != state {

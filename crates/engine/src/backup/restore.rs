@@ -10,7 +10,7 @@ use super::copy::read_frames;
 use super::files::NewFile;
 use super::increment::{Increment, open_full};
 use super::index::{Index, IndexWriter, ranges_of, sum};
-use super::progress::{BackupProgress, Pace};
+use super::progress::{BackupPace, BackupProgress};
 use crate::error::{Error, Result};
 use crate::store::changes::BackupState;
 
@@ -84,7 +84,7 @@ pub fn restore(
     progress: &mut dyn FnMut(BackupProgress) -> ControlFlow<()>,
 ) -> Result<RestoreReport> {
     let (began, to, backup) = (Instant::now(), to.as_ref(), backup.as_ref());
-    let mut pace = Pace::new(progress, None);
+    let mut pace = BackupPace::new(progress, None);
     let source = open_full(backup)?;
     let increments: Vec<_> =
         increments.iter().map(|path| Increment::open(path)).collect::<Result<_>>()?;
@@ -164,7 +164,7 @@ fn compare(
     ranges: &[(u64, u64)],
     state: BackupState,
     index: Option<&Index>,
-    pace: &mut Pace<'_>,
+    pace: &mut BackupPace<'_>,
 ) -> Result<()> {
     let ranges = index.map_or_else(|| ranges.to_vec(), Index::ranges);
     let mut found = IndexWriter::new(std::io::sink(), &ranges).map_err(Error::Input)?;

@@ -50,7 +50,7 @@ const PREFETCH_AHEAD: usize = 8;
 
 /// What a redoer is told.
 enum Job {
-    Redo(Batch),
+    Redo(ChangeBatch),
     /// The log was read to its end, and these pages have changed. The redoer reports how many of
     /// its own it has not redone.
     End(Arc<ChangedPages>),
@@ -62,7 +62,7 @@ enum Job {
 
 /// Changes of a redoer's pages.
 #[derive(Default)]
-struct Batch {
+struct ChangeBatch {
     changes: Vec<Change>,
     /// The parts of records that say what changes, one after the other.
     bytes: Vec<u8>,
@@ -76,7 +76,7 @@ struct Change {
     at: usize,
 }
 
-impl Batch {
+impl ChangeBatch {
     fn push(&mut self, lsn: Lsn, change: &PageRecord<'_>) {
         self.changes.push(Change { page: change.page.id.0, lsn, at: self.bytes.len() });
         self.bytes.extend_from_slice(change.bytes);
@@ -107,10 +107,10 @@ pub(super) struct Redoers {
 /// The thread of a redoer.
 struct Thread {
     /// The next batch for it.
-    batch: Batch,
+    batch: ChangeBatch,
     jobs: SyncSender<Job>,
     /// Batches that were redone, for their memory.
-    used: Receiver<Batch>,
+    used: Receiver<ChangeBatch>,
     /// How many of the redoer's pages are left at the end of the log, or after it has written.
     left: Receiver<Result<usize>>,
     handle: JoinHandle<()>,
@@ -143,7 +143,13 @@ impl Redoers {
             let started = thread::Builder::new().name("vellum-redo".into());
             let handle = started.spawn(move || redoer.run(&received, &sender));
             let handle = handle.map_err(PoolError::Thread)?;
-            redoers.threads.push(Thread { batch: Batch::default(), jobs, used, left, handle });
+            redoers.threads.push(Thread {
+                batch: ChangeBatch::default(),
+                jobs,
+                used,
+                left,
+                handle,
+            });
         }
         Ok(redoers)
     }
@@ -378,7 +384,7 @@ struct Redoer {
     written: HashSet<u64, BuildHasherDefault<PageHasher>>,
     /// The pages that have changed, once the log was read.
     newest: Option<Arc<ChangedPages>>,
-    used: Sender<Batch>,
+    used: Sender<ChangeBatch>,
 }
 
 impl Redoer {
@@ -415,7 +421,7 @@ impl Redoer {
         redoer_of(page, self.count) == self.number
     }
 
-    fn redo_all(&mut self, batch: &Batch) -> Result<()> {
+    fn redo_all(&mut self, batch: &ChangeBatch) -> Result<()> {
         for (at, change) in batch.changes.iter().enumerate() {
             // The page's header, and the slot.
             self.prefetch(batch, at + 2 * PREFETCH_AHEAD, |node, slot| {
@@ -434,7 +440,7 @@ impl Redoer {
     /// Has the CPU fetch bytes of a page, of which one slot will change.
     fn prefetch(
         &self,
-        batch: &Batch,
+        batch: &ChangeBatch,
         at: usize,
         places: impl Fn(Node<&[u8]>, usize) -> [Option<usize>; 2],
     ) {

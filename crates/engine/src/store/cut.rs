@@ -57,7 +57,7 @@ const ROOM_PAUSE: Duration = Duration::from_millis(1);
 
 /// How fast a checkpoint writes its pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Pace {
+enum CheckpointPace {
     /// As fast as it can.
     Full,
     /// As fast as changes use the room that they have in the log.
@@ -119,7 +119,7 @@ impl PageStore {
     pub(crate) fn cut_log_in_background(&self, log: &RedoLog) -> Result<()> {
         let mut maps = log.lock_maps();
         match log.is_cut_due() {
-            true => self.write_cut(log, &mut maps, Pace::Changes),
+            true => self.write_cut(log, &mut maps, CheckpointPace::Changes),
             false => Ok(()),
         }
     }
@@ -128,7 +128,7 @@ impl PageStore {
     pub(crate) fn cut_log_if(&self, log: &RedoLog, is_long: fn(&RedoLog) -> bool) -> Result<()> {
         let mut maps = log.lock_maps();
         match is_long(log) {
-            true => self.write_cut(log, &mut maps, Pace::Full),
+            true => self.write_cut(log, &mut maps, CheckpointPace::Full),
             false => Ok(()),
         }
     }
@@ -149,7 +149,7 @@ impl PageStore {
             let mut maps = log.lock_maps();
             let mut promised = log.promise_room(record);
             if promised.is_err() && log.can_trim() {
-                self.write_cut(log, &mut maps, Pace::Full)?;
+                self.write_cut(log, &mut maps, CheckpointPace::Full)?;
                 promised = log.promise_room(record);
             }
             let can_trim = log.can_trim();
@@ -165,7 +165,7 @@ impl PageStore {
         Ok(log.promise_room(record)?)
     }
 
-    fn write_cut(&self, log: &RedoLog, maps: &mut MapPlaces, pace: Pace) -> Result<()> {
+    fn write_cut(&self, log: &RedoLog, maps: &mut MapPlaces, pace: CheckpointPace) -> Result<()> {
         let cut = self.begin_cut(log, maps)?;
         let header = Header { clean: false, log: log.point(cut.lsn), ..cut.header };
         self.write_log_cut(log, cut, header, maps, pace)?;
@@ -185,7 +185,7 @@ impl PageStore {
         self.reclaim_unlinked();
         let cut = self.note_cut(log, freeze, maps)?;
         let header = Header { clean: false, log: log.point(cut.lsn), ..cut.header };
-        self.write_log_cut(log, cut, header, maps, Pace::Full)
+        self.write_log_cut(log, cut, header, maps, CheckpointPace::Full)
     }
 
     fn begin_cut(&self, log: &RedoLog, maps: &mut MapPlaces) -> Result<Cut> {
@@ -205,7 +205,7 @@ impl PageStore {
         let held = log.begin_hold(cut.lsn, records)?;
         let header = Header { clean: false, log: log.point(cut.lsn), ..cut.header };
         let space = decode_space(cut.map.clone())?;
-        self.write_log_cut(log, cut, header, &mut maps, Pace::Full)?;
+        self.write_log_cut(log, cut, header, &mut maps, CheckpointPace::Full)?;
         let header = Header { sequence: self.file.header().sequence, ..header };
         // All pages of the cut are in the file.
         let under_way = Some(self.file.changes.begin(&space));
@@ -248,7 +248,7 @@ impl PageStore {
             log: log.point(cut.lsn),
             ..cut.header
         };
-        self.write_log_cut(log, cut, header, maps, Pace::Full)?;
+        self.write_log_cut(log, cut, header, maps, CheckpointPace::Full)?;
         // Only now: the header before this one needs the file's whole length. No error: the header
         // is clean, so no later change may rely on the log.
         if let Err(error) = self.pool.trim_to(header.file_pages) {
@@ -290,7 +290,7 @@ impl PageStore {
             if is_planted(StoreBug::EarlyEnd) {
                 self.pool.trim_to(file_pages)?;
             }
-            self.write_log_cut(log, cut, header, &mut maps, Pace::Full)?;
+            self.write_log_cut(log, cut, header, &mut maps, CheckpointPace::Full)?;
             // While this thread holds the lock, no checkpoint notes the length of the file.
             self.pool.trim_to(file_pages)?;
             if self.goal() >= end_of(&maps.next) {
@@ -368,7 +368,7 @@ impl PageStore {
         cut: Cut,
         header: Header,
         maps: &mut MapPlaces,
-        pace: Pace,
+        pace: CheckpointPace,
     ) -> Result<()> {
         // The log gives up the records before the cut, and repairs do without them.
         self.redo_pending(log)?;
@@ -404,9 +404,9 @@ impl PageStore {
     }
 
     /// Writes the pages that are dirty now.
-    fn write_pages_of_cut(&self, log: &RedoLog, pace: Pace) -> Result<()> {
+    fn write_pages_of_cut(&self, log: &RedoLog, pace: CheckpointPace) -> Result<()> {
         let pages = self.pool.pages_to_write()?;
-        if pace == Pace::Full {
+        if pace == CheckpointPace::Full {
             return Ok(self.pool.write_pages(&pages)?);
         }
         let room = u128::from(log.room_of_paced_cut());

@@ -13,13 +13,13 @@ use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, lock, wait};
 pub(crate) struct GroupCommit {
     /// Cuts so far. Each covers all changes that ended before it.
     cuts: AtomicU64,
-    progress: Mutex<Progress>,
+    progress: Mutex<CommitProgress>,
     /// A leader has ended.
     ended: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Progress {
+struct CommitProgress {
     /// The number of the last cut that is durable.
     saved: u64,
     has_leader: bool,

@@ -23,7 +23,7 @@ use crate::store::pages::{Change, RANGES_MAX, record_ranges};
 use crate::versions::{OldEntry, ValueRef, size_of};
 
 /// Pages that one record will say are free.
-struct Batch {
+struct PagesToFree {
     /// Nodes and their levels, each before the nodes below it.
     nodes: Vec<(PageRef, u8)>,
     /// The values of these nodes, or of nodes that are free.
@@ -34,9 +34,9 @@ struct Batch {
     outcome: Result<()>,
 }
 
-impl Batch {
-    fn new() -> Batch {
-        Batch { nodes: vec![], blobs: vec![], pages: BTreeMap::new(), outcome: Ok(()) }
+impl PagesToFree {
+    fn new() -> PagesToFree {
+        PagesToFree { nodes: vec![], blobs: vec![], pages: BTreeMap::new(), outcome: Ok(()) }
     }
 
     /// Adds a page, unless a damaged tree refers to it twice.
@@ -72,7 +72,7 @@ impl<'a> TreeRef<'a> {
     /// The tree is gone already. So this has no error: pages that cannot be read stay allocated and
     /// unused, with those below them.
     pub(crate) fn free_all(self, change: &Change<'_>) {
-        let mut batch = Batch::new();
+        let mut batch = PagesToFree::new();
         self.free_from(change, &mut batch, self.root_page(), u8::MAX);
         self.free_rest(change, batch);
     }
@@ -99,7 +99,7 @@ impl<'a> TreeRef<'a> {
             popped.store(0, Ordering::Relaxed);
         }
         drop(root);
-        let mut batch = Batch::new();
+        let mut batch = PagesToFree::new();
         self.free_below(change, &mut batch, references);
         self.free_rest(change, batch);
         Ok(())
@@ -137,7 +137,7 @@ impl<'a> TreeRef<'a> {
 
     /// Adds a node, which must belong to this tree and have at most `level_max`, and all that is
     /// below it.
-    fn free_from(self, change: &Change<'_>, batch: &mut Batch, page: PageRef, level_max: u8) {
+    fn free_from(self, change: &Change<'_>, batch: &mut PagesToFree, page: PageRef, level_max: u8) {
         let guard = self.pages.pool.fix_shared(page).map_err(Error::from);
         let read = guard.and_then(|guard| self.references_of(LeafBytes::from(&guard), level_max));
         let references = match read {
@@ -181,7 +181,7 @@ impl<'a> TreeRef<'a> {
         Ok(references)
     }
 
-    fn free_below(self, change: &Change<'_>, batch: &mut Batch, references: References) {
+    fn free_below(self, change: &Change<'_>, batch: &mut PagesToFree, references: References) {
         for blob in references.blobs {
             if self.is_foreign(blob) {
                 let what = format!("it is not a value of tree {}", self.state.id);
@@ -200,7 +200,7 @@ impl<'a> TreeRef<'a> {
 
     /// Logs that the pages of a batch are free, frees them, and empties the batch. If the log has
     /// no room for the record, the pages are freed after the next checkpoint.
-    fn free_batch(self, change: &Change<'_>, batch: &mut Batch) {
+    fn free_batch(self, change: &Change<'_>, batch: &mut PagesToFree) {
         let (nodes, blobs) = (take(&mut batch.nodes), take(&mut batch.blobs));
         let mut runs = PageRuns::default();
         take(&mut batch.pages).into_values().for_each(|page| runs.push(page));
@@ -245,7 +245,7 @@ impl<'a> TreeRef<'a> {
     }
 
     /// Frees the last batch, and warns if not all pages of the tree could be freed.
-    fn free_rest(self, change: &Change<'_>, mut batch: Batch) {
+    fn free_rest(self, change: &Change<'_>, mut batch: PagesToFree) {
         self.free_batch(change, &mut batch);
         if let Err(error) = batch.outcome {
             tracing::warn!("pages of the tree {:?} stay unused: {error}", self.state.name());

@@ -75,7 +75,7 @@ struct Lookup<'a> {
 }
 
 /// The result of a turn.
-enum Progress {
+enum LookupProgress {
     /// The lookup goes on at its next turn.
     Yield,
     /// The lookup needs a page that is not resident.
@@ -171,12 +171,12 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
             let mut at = 0;
             while at < count {
                 match self.run_turn(&mut active[at])? {
-                    Progress::Yield => {
+                    LookupProgress::Yield => {
                         at += 1;
                         continue;
                     }
-                    Progress::WaitForPage => self.waiting.push(active[at]),
-                    Progress::Done => {}
+                    LookupProgress::WaitForPage => self.waiting.push(active[at]),
+                    LookupProgress::Done => {}
                 }
                 if self.next < self.keys.len() && self.waiting.len() < self.waiting_max {
                     active[at] = self.start(self.next);
@@ -203,7 +203,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
 
     /// Runs a lookup until it yields, waits or is done.
     #[inline(always)]
-    fn run_turn(&mut self, lookup: &mut Lookup<'a>) -> Result<Progress> {
+    fn run_turn(&mut self, lookup: &mut Lookup<'a>) -> Result<LookupProgress> {
         match self.run_stages(lookup) {
             Ok(turn) => Ok(turn),
             Err(error) => self.interrupted(lookup, error),
@@ -212,22 +212,26 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
 
     /// Restarts a lookup that a change has interrupted, or returns its error.
     #[cold]
-    fn interrupted(&mut self, lookup: &mut Lookup<'a>, error: AttemptError) -> Result<Progress> {
+    fn interrupted(
+        &mut self,
+        lookup: &mut Lookup<'a>,
+        error: AttemptError,
+    ) -> Result<LookupProgress> {
         if let AttemptError::Failed(error) = error {
             return Err(error);
         }
         if lookup.restarts >= RESTARTS_MAX {
             self.look_up_alone(lookup.index)?;
-            return Ok(Progress::Done);
+            return Ok(LookupProgress::Done);
         }
         self.root = self.tree.stable_root()?;
         let restarts = lookup.restarts + 1;
         *lookup = Lookup { restarts, ..self.start(lookup.index) };
-        Ok(Progress::Yield)
+        Ok(LookupProgress::Yield)
     }
 
     #[inline(always)]
-    fn run_stages(&mut self, lookup: &mut Lookup<'a>) -> Attempt<Progress> {
+    fn run_stages(&mut self, lookup: &mut Lookup<'a>) -> Attempt<LookupProgress> {
         let (tree, key) = (self.tree, self.keys[lookup.index].as_ref());
         let pool = &tree.pages.pool;
         loop {
@@ -243,7 +247,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
                     if level < 2 && search.has_hints() {
                         let (offset, len) = search.slots_left(level);
                         pool.prefetch_bytes(lookup.node.page(), offset, len);
-                        return Ok(Progress::Yield);
+                        return Ok(LookupProgress::Yield);
                     }
                 }
                 Stage::Search(mut search) if level > 0 => {
@@ -255,12 +259,12 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
                     if level <= 2 {
                         pool.prefetch_state(tree.page(id));
                         tree.touch_node(tree.page(id), level - 1);
-                        return Ok(Progress::Yield);
+                        return Ok(LookupProgress::Yield);
                     }
                 }
                 Stage::EnterChild(id) => {
                     if !self.enter(lookup, id)? {
-                        return Ok(Progress::WaitForPage);
+                        return Ok(LookupProgress::WaitForPage);
                     }
                 }
                 Stage::Search(mut search) => {
@@ -271,7 +275,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
                     lookup.stage = Stage::ReadValue(search);
                     if let Some((offset, len)) = cell {
                         pool.prefetch_bytes(lookup.node.page(), offset, len.min(SHORT_MAX));
-                        return Ok(Progress::Yield);
+                        return Ok(LookupProgress::Yield);
                     }
                 }
                 Stage::ReadValue(search) => return self.read_value(lookup, search),
@@ -299,13 +303,13 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
 
     /// Reads the value of a key from the leaf that the lookup has reached.
     #[inline(always)]
-    fn read_value(&mut self, lookup: &mut Lookup<'a>, search: Search) -> Attempt<Progress> {
+    fn read_value(&mut self, lookup: &mut Lookup<'a>, search: Search) -> Attempt<LookupProgress> {
         let (leaf, key) = (lookup.node, self.keys[lookup.index].as_ref());
         let place = self.tree.read(leaf, |node| node.resolve_payload(search, key))?;
         let Some(place) = place else {
             leaf.validate()?;
             (self.visit)(lookup.index, FoundValue::Absent);
-            return Ok(Progress::Done);
+            return Ok(LookupProgress::Done);
         };
         if place.blob {
             return self.start_blob(lookup, place);
@@ -320,13 +324,13 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
         self.tree.read(leaf, |node| node.payload_to(place, value))?;
         leaf.validate()?;
         (self.visit)(lookup.index, FoundValue::Inline(value));
-        Ok(Progress::Done)
+        Ok(LookupProgress::Done)
     }
 
     /// Starts the read of a blob. `visit` gets the blob after all lookups have reached their
     /// leaves.
     #[cold]
-    fn start_blob(&mut self, lookup: &Lookup<'a>, place: PayloadPlace) -> Attempt<Progress> {
+    fn start_blob(&mut self, lookup: &Lookup<'a>, place: PayloadPlace) -> Attempt<LookupProgress> {
         let pool = &self.tree.pages.pool;
         // The reference is valid while this thread has locked the leaf.
         let leaf = lookup.node.upgrade_shared()?;
@@ -339,13 +343,13 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
                 drop(leaf);
                 self.finish_blobs()?;
                 // At its next turn, the lookup finds the reference again.
-                return Ok(Progress::Yield);
+                return Ok(LookupProgress::Yield);
             }
             self.blob_frames += frames;
             pool.evict_and_prefetch(&[blob.page]);
         }
         self.blobs.push(lookup.index);
-        Ok(Progress::Done)
+        Ok(LookupProgress::Done)
     }
 
     /// Passes the blobs whose reads were started to `visit`.
@@ -439,7 +443,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
         match self.tree.fault_in_child(lookup.node, id) {
             Ok(_) => Ok(false),
             Err(error) => {
-                self.interrupted(lookup, error).map(|turn| matches!(turn, Progress::Done))
+                self.interrupted(lookup, error).map(|turn| matches!(turn, LookupProgress::Done))
             }
         }
     }

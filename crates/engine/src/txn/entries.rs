@@ -41,8 +41,8 @@ pub struct ViewEntries<'v> {
     bounds: KeyBounds,
     /// The part of the range that was not returned yet.
     left: KeyBounds,
-    front: Batch<'v>,
-    back: Batch<'v>,
+    front: UnreadEntries<'v>,
+    back: UnreadEntries<'v>,
     /// The key that either end has reached last.
     key: Vec<u8>,
     /// Whether the iterator returns empty values in the place of long ones.
@@ -55,7 +55,7 @@ pub struct ViewEntries<'v> {
 
 /// What one end of the iterator has not returned yet of the leaf that it has reached.
 #[derive(Debug)]
-struct Batch<'v> {
+struct UnreadEntries<'v> {
     /// Has the copy of the leaf.
     cursor: Cursor<'v>,
     /// The entries of the leaf.
@@ -111,7 +111,7 @@ impl<'v> ViewEntries<'v> {
         if let Some(reads) = reads {
             lock(reads).begin_iterator(tree.state.id);
         }
-        let batch = |next: &Bound<Vec<u8>>| Batch {
+        let batch = |next: &Bound<Vec<u8>>| UnreadEntries {
             cursor: Cursor::new(tree),
             slots: 0..0,
             others: VecDeque::new(),
@@ -190,7 +190,7 @@ impl<'v> ViewEntries<'v> {
         Node::new(bytes).payload(place).map_err(|torn| Error::torn(page, torn))
     }
 
-    fn batch(&self, direction: Direction) -> &Batch<'v> {
+    fn batch(&self, direction: Direction) -> &UnreadEntries<'v> {
         match direction {
             Direction::Forward => &self.front,
             Direction::Backward => &self.back,

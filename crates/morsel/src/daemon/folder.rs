@@ -16,7 +16,7 @@ use rustix::fs::{self, AtFlags, CWD, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use crate::daemon::source::{FileId, Version};
+use crate::daemon::source::{SourceId, Version};
 use crate::morsel::Morsel;
 use crate::provider::Provider;
 use crate::seals::Seals;
@@ -56,7 +56,7 @@ impl Folder {
 
     /// The files in the folder, the one loaded longest ago first. Removes everything else.
     pub(super) fn found(&self) -> Vec<(Version, Morsel)> {
-        let mut found: HashMap<FileId, ((i64, i64), Version, Morsel)> = HashMap::new();
+        let mut found: HashMap<SourceId, ((i64, i64), Version, Morsel)> = HashMap::new();
         for name in self.names() {
             let Some((loaded, version, morsel)) = self.look_at(&name) else {
                 self.unlink(&name);

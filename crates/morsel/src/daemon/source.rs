@@ -23,12 +23,12 @@ const REST: Duration = Duration::from_secs(4);
 
 /// Identifies a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct FileId {
+pub(super) struct SourceId {
     device: u64,
     inode: u64,
 }
 
-impl fmt::Display for FileId {
+impl fmt::Display for SourceId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (major, minor) = (fs::major(self.device), fs::minor(self.device));
         write!(formatter, "inode {} of device {major}:{minor}", self.inode)
@@ -39,7 +39,7 @@ impl fmt::Display for FileId {
 /// no user can set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Version {
-    pub(super) file: FileId,
+    pub(super) file: SourceId,
     pub(super) length: u64,
     modified: (i64, u64),
     changed: (i64, u64),
@@ -61,7 +61,7 @@ impl Version {
         let mut parts = name.split('-').map(|part| u64::from_str_radix(part, 16));
         let mut number = || parts.next()?.ok();
         let version = Self {
-            file: FileId { device: number()?, inode: number()? },
+            file: SourceId { device: number()?, inode: number()? },
             length: number()?,
             modified: (number()?.cast_signed(), number()?),
             changed: (number()?.cast_signed(), number()?),
@@ -174,7 +174,7 @@ fn version(descriptor: BorrowedFd<'_>) -> Result<Version, Refusal> {
     }
     #[allow(clippy::unnecessary_cast)] // how long these are depends on the machine
     Ok(Version {
-        file: FileId { device: stat.st_dev as u64, inode: stat.st_ino as u64 },
+        file: SourceId { device: stat.st_dev as u64, inode: stat.st_ino as u64 },
         length,
         modified: (stat.st_mtime as i64, stat.st_mtime_nsec as u64),
         changed: (stat.st_ctime as i64, stat.st_ctime_nsec as u64),
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_version_has_one_name() {
         let version = Version {
-            file: FileId { device: 0x801, inode: u64::MAX },
+            file: SourceId { device: 0x801, inode: u64::MAX },
             length: 12,
             modified: (-1, 999_999_999),
             changed: (1_700_000_000, 0),
