@@ -53,7 +53,7 @@ use crate::store::header::{Header, LogPoint};
 
 /// So many frames are read at once.
 const CHUNK: u64 = 64;
-/// Reads of so many frames are under way. They become half of these before more are started.
+/// The most frames whose reads are under way. When half of them were visited, more reads begin.
 const AHEAD_FRAMES: u64 = 4 * CHUNK;
 /// The most reads that are under way. What was written since a backup may be single frames.
 const AHEAD_READS: usize = 64;

@@ -14,14 +14,16 @@ const NEW_PART_FILLING: u64 = 12;
 const AGING: u32 = 32;
 /// Of the frames of new pages, this part holds pages that no search has looked at yet.
 const YOUNG: (u64, u64) = (3, 10);
-/// Pages that were read ahead stay apart from the other new ones until as many pages have come
-/// after them as this part of the frames ...
+/// Pages that were read ahead have at most this part of the frames. They stay apart from the other
+/// new pages until as many pages as this part of the frames have come after them ...
 const AHEAD_PART: u64 = 4;
-/// ... or so many in all shards together. They never have more than this part of the frames. A scan
-/// reads up to 1,024 pages ahead, or an eighth of the pool.
+/// ... or this many, counted in all shards together. A scan reads up to 1,024 pages ahead, or an
+/// eighth of the pool.
 const AHEAD_MOST: u64 = 4_096;
-/// So many epochs pass meanwhile.
+/// This many epochs pass while so many pages come.
 const AHEAD_EPOCHS: u8 = 4;
+// A page that stays one epoch longer must not look like one that has just come.
+const _: () = assert!(AHEAD_EPOCHS + 1 < Note::EPOCHS);
 /// The most credit that a page of the main queue can gain.
 const CREDIT_MAX: u8 = 3;
 /// Looks after which a page of the main queue that stays unused can go: one that marks it, one for
@@ -61,10 +63,11 @@ pub(super) struct Shard {
     ghosts: Ghosts,
     /// New pages that were looked at since one of the main queue was.
     since_main: u32,
-    /// So many pages come in an epoch.
+    /// How many pages come in an epoch.
     epoch_pages: u64,
     /// Pages that came in this epoch.
     came: u64,
+    /// Its number, as [`Note::epoch`].
     epoch: u8,
 }
 
@@ -89,8 +92,7 @@ impl Shard {
 
     /// How many frames they have.
     pub(super) fn frames(&self) -> u64 {
-        let queues = [Queue::Young, Queue::Old, Queue::Main, Queue::Ahead];
-        queues.map(|queue| self.table.frames(queue)).iter().sum()
+        self.table.all_frames()
     }
 
     #[cfg(all(test, not(feature = "model")))]

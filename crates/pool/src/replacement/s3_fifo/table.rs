@@ -27,12 +27,13 @@ pub(super) struct Note {
     pub(super) credit: u8,
     /// The search proposed it from the queues of new pages: a ghost remembers it when it leaves.
     pub(super) leaves_ghost: bool,
-    /// When it was read ahead: one of eight epochs, which take turns.
+    /// The epoch in which the page came: a number from 0 to 7, after which the numbers begin again.
     pub(super) epoch: u8,
 }
 
 impl Note {
-    const EPOCHS: u8 = 8;
+    /// How many numbers epochs have.
+    pub(super) const EPOCHS: u8 = 8;
 
     /// The epoch after this one.
     pub(super) fn epoch_after(epoch: u8) -> u8 {
@@ -160,6 +161,11 @@ impl PageTable {
     /// Frames of the pages in a queue.
     pub(super) fn frames(&self, queue: Queue) -> u64 {
         self.frames[queue as usize]
+    }
+
+    /// Frames of all pages.
+    pub(super) fn all_frames(&self) -> u64 {
+        self.frames.iter().sum()
     }
 
     /// The page in an entry that is not free.
