@@ -39,16 +39,25 @@ enum ReadAhead {
     Yes,
 }
 
-/// In their order: the name, the accesses, and the share of them that change the page.
-const WORKLOADS: [(&str, Workload, f64); 8] = [
-    ("uniform", Workload::Uniform, 0.0),
-    ("zipf 0.99", Workload::Zipf, 0.0),
-    ("hot set, half scan", Workload::Scanned(0.5, ReadAhead::No), 0.0),
-    ("read ahead", Workload::Scanned(0.5, ReadAhead::Yes), 0.0),
-    ("the same, 80 % dirty", Workload::Scanned(0.5, ReadAhead::No), 0.8),
-    ("hot set, a fifth scan", Workload::Scanned(0.2, ReadAhead::No), 0.0),
-    ("read ahead", Workload::Scanned(0.2, ReadAhead::Yes), 0.0),
-    ("loop over 1.1 pools", Workload::Loop, 0.0),
+/// How often all dirty pages are written.
+#[derive(Clone, Copy)]
+enum Syncs {
+    Never,
+    /// When there were so many accesses for each frame.
+    Every(u64),
+}
+
+/// In their order: the name, the accesses, the share of them that change the page, and syncs.
+const WORKLOADS: [(&str, Workload, f64, Syncs); 9] = [
+    ("uniform", Workload::Uniform, 0.0, Syncs::Never),
+    ("zipf 0.99", Workload::Zipf, 0.0, Syncs::Never),
+    ("hot set, half scan", Workload::Scanned(0.5, ReadAhead::No), 0.0, Syncs::Never),
+    ("read ahead", Workload::Scanned(0.5, ReadAhead::Yes), 0.0, Syncs::Never),
+    ("the same, 80 % dirty", Workload::Scanned(0.5, ReadAhead::No), 0.8, Syncs::Never),
+    ("dirty, and synced", Workload::Scanned(0.5, ReadAhead::No), 0.8, Syncs::Every(2)),
+    ("hot set, a fifth scan", Workload::Scanned(0.2, ReadAhead::No), 0.0, Syncs::Never),
+    ("read ahead", Workload::Scanned(0.2, ReadAhead::Yes), 0.0, Syncs::Never),
+    ("loop over 1.1 pools", Workload::Loop, 0.0, Syncs::Never),
 ];
 
 fn main() -> Outcome<()> {
@@ -62,9 +71,9 @@ fn main() -> Outcome<()> {
     for translation in [Translation::Table, Translation::Mmu] {
         for replacement in [Replacement::Clock, Replacement::S3Fifo] {
             print!("{:14}", format!("{translation:?} {replacement:?}"));
-            for (_, workload, dirty) in WORKLOADS {
+            for (_, workload, dirty, syncs) in WORKLOADS {
                 let options = PoolOptions { translation, replacement, ..PoolOptions::default() };
-                print!("{:23.4}", hits(workload, dirty, frames, options)?);
+                print!("{:23.4}", hits(workload, (dirty, syncs), frames, options)?);
             }
             println!();
         }
@@ -73,7 +82,12 @@ fn main() -> Outcome<()> {
 }
 
 /// The share of the counted accesses that are hits.
-fn hits(workload: Workload, dirty: f64, frames: u64, options: PoolOptions) -> Outcome<f64> {
+fn hits(
+    workload: Workload,
+    (dirty, syncs): (f64, Syncs),
+    frames: u64,
+    options: PoolOptions,
+) -> Outcome<f64> {
     let pages = 8 * frames;
     let device = MemoryDevice::new();
     device.resize(pages)?;
@@ -86,6 +100,11 @@ fn hits(workload: Workload, dirty: f64, frames: u64, options: PoolOptions) -> Ou
         let Access { page, counts, ahead } = next(number, &mut random);
         let page = PageRef::new(page, 1);
         let ahead: Vec<PageRef> = ahead.map(|id| PageRef::new(id, 1)).collect();
+        if let Syncs::Every(accesses) = syncs
+            && number % (accesses * frames) == 0
+        {
+            pool.sync()?;
+        }
         pool.evict_and_prefetch(&ahead);
         if counts && number >= 30 * frames {
             counted += 1;

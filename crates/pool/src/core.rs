@@ -524,6 +524,13 @@ impl Core {
         }
     }
 
+    /// Ends a shared hold that was no access, of a page that had the clock's mark.
+    pub(crate) fn unlock_shared_marked(&self, page: PageRef) {
+        if self.held(page).unlock_shared_marked() {
+            self.parking.wake(page.id);
+        }
+    }
+
     /// Refuses changes after a failed write or sync.
     pub(crate) fn check_poison(&self) -> Result<(), PoolError> {
         self.poison.get().map_or(Ok(()), |first| Err(PoolError::Poisoned(first.clone())))

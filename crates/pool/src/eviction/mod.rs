@@ -300,7 +300,7 @@ impl Eviction {
                     clean.push(page);
                 } else if state.try_lock_shared(seen) {
                     if self.core.is_of_this_length(page) {
-                        dirty.push(page);
+                        dirty.push(page, false);
                     } else {
                         self.core.unlock_shared(page);
                     }
@@ -348,6 +348,7 @@ impl Eviction {
             if written && self.core.held(page).try_upgrade() {
                 locked.extend(self.placed(page));
             } else {
+                // Without its mark a page that could not be written is not proposed again at once.
                 self.core.unlock_shared(page);
                 if !written {
                     self.core.repair_word(page);
@@ -548,6 +549,42 @@ mod tests {
         assert_eq!(pool.fix_shared(dirty).unwrap()[0], 1);
     }
 
+    /// A checkpoint is no access, whether it writes the pages or copies of them.
+    #[test]
+    fn pages_that_a_checkpoint_writes_keep_their_marks() {
+        let options =
+            PoolOptions { size: PoolSize::Bytes(64 * 4096), evictors: 0, ..PoolOptions::default() };
+        let device = Arc::new(MemoryDevice::new());
+        let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
+        let pages = [(); 4].map(|()| pool.allocate(1).unwrap().page());
+        let look = |page: PageRef| pool.core.held(page).load();
+        let change = || {
+            for page in pages {
+                pool.fix_exclusive(page).unwrap()[0] += 1;
+                // Every other page.
+                assert!(page.id.0 % 2 == 0 || pool.core.held(page).try_mark(look(page)));
+                assert!(look(page).is_dirty());
+            }
+        };
+        let check = |is_dirty| {
+            for page in pages {
+                assert_eq!(look(page).state() == State::Marked, page.id.0 % 2 == 1, "{page}");
+                assert_eq!(look(page).is_dirty(), is_dirty, "{page}");
+            }
+        };
+        change();
+        pool.sync().unwrap();
+        check(false);
+        change();
+        pool.write_wanted_pages(&pages.map(|page| page.id), &|_| false).unwrap();
+        check(true);
+        let copies = pool.copy_dirty(8, 8).unwrap().unwrap();
+        check(true);
+        pool.write_copies(&copies).unwrap();
+        pool.clear_dirty_if_unchanged(&copies);
+        check(false);
+    }
+
     /// The evictor holds a page that was dirty when it looked. A checkpoint writes the page before
     /// the evictor does: the evictor must not write it again.
     #[test]
@@ -562,7 +599,7 @@ mod tests {
         let batches = lock(&written).len();
         let mut late = HeldPages::none(&pool.core);
         std::mem::forget(pool.fix_shared(page).unwrap());
-        late.push(page);
+        late.push(page, false);
         let results = pool.eviction.writer.write(&*pool.eviction.device, &late);
         assert!(matches!(&results[..], [Ok(())]));
         assert_eq!(lock(&written).len(), batches);

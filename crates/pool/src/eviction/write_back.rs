@@ -26,27 +26,35 @@ use crate::sync::{Condvar, Mutex, lock, wait};
 pub(crate) struct HeldPages<'a> {
     core: &'a Core,
     pages: Vec<PageRef>,
+    /// Those that had the clock's mark.
+    marked: Vec<PageRef>,
 }
 
 impl<'a> HeldPages<'a> {
     pub(crate) fn none(core: &'a Core) -> HeldPages<'a> {
-        HeldPages { core, pages: Vec::new() }
+        HeldPages { core, pages: Vec::new(), marked: Vec::new() }
     }
 
-    /// Takes over a page that the caller holds shared.
-    pub(crate) fn push(&mut self, page: PageRef) {
+    /// Takes over a page that the caller holds shared. A page that had the clock's mark gets it
+    /// again.
+    pub(crate) fn push(&mut self, page: PageRef, was_marked: bool) {
         self.pages.push(page);
+        if was_marked {
+            self.marked.push(page);
+        }
     }
 
     /// Unlocks the pages whose bytes are not wanted. One whose word is damaged stays: its write
     /// says so.
     pub(crate) fn keep(&mut self, is_wanted: &dyn Fn(&[u8]) -> bool) {
         let core = self.core;
+        self.marked.sort_unstable();
+        let marked = &self.marked;
         self.pages.retain(|&page| {
             // SAFETY: this thread holds the page shared, and it is resident because it is held.
             let keeps = unsafe { core.bytes(page) }.map_or(true, is_wanted);
             if !keeps {
-                core.unlock_shared(page);
+                unlock(core, page, marked);
             }
             keeps
         });
@@ -65,7 +73,16 @@ impl<'a> HeldPages<'a> {
 
 impl Drop for HeldPages<'_> {
     fn drop(&mut self) {
-        self.pages.iter().for_each(|page| self.core.unlock_shared(*page));
+        self.marked.sort_unstable();
+        self.pages.iter().for_each(|page| unlock(self.core, *page, &self.marked));
+    }
+}
+
+/// Ends a shared hold. The marked pages are in order.
+fn unlock(core: &Core, page: PageRef, marked: &[PageRef]) {
+    match marked.binary_search(&page) {
+        Ok(_) => core.unlock_shared_marked(page),
+        Err(_) => core.unlock_shared(page),
     }
 }
 
@@ -137,7 +154,7 @@ impl Writer {
         device: &dyn Device,
         held: &HeldPages<'_>,
     ) -> Vec<Result<(), PoolError>> {
-        let HeldPages { core, pages } = held;
+        let HeldPages { core, pages, .. } = held;
         assert!(pages.len() <= self.most);
         if pages.is_empty() {
             return Vec::new();

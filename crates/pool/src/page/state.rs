@@ -398,12 +398,32 @@ impl PageState {
     #[must_use = "waiters sleep until they are woken"]
     #[inline]
     pub fn unlock_shared(&self) -> bool {
+        self.leave_shared(UNLOCKED)
+    }
+
+    /// As [`unlock_shared`](PageState::unlock_shared), by a holder that found the clock's mark and
+    /// does not count as an access. If it is the last holder, and no thread waits, it marks the
+    /// page again. Accesses by others meanwhile are forgotten.
+    #[must_use = "waiters sleep until they are woken"]
+    pub fn unlock_shared_marked(&self) -> bool {
+        self.leave_shared(MARKED)
+    }
+
+    /// Ends one shared hold. The last one leaves the page in the state `last`.
+    #[inline]
+    fn leave_shared(&self, last: u64) -> bool {
         loop {
             let seen = Word(self.0.load(Ordering::Relaxed));
             let State::Shared(holders) = seen.state() else {
                 unreachable!("a shared hold ends on a page that is {seen:?}");
             };
-            let mut new = seen.with_raw_state(seen.raw_state() - 1);
+            let left = match holders {
+                // A thread that waits is about to access the page.
+                1 if seen.has_waiters() || seen.is_urgent() => UNLOCKED,
+                1 => last,
+                _ => seen.raw_state() - 1,
+            };
+            let mut new = seen.with_raw_state(left);
             // The last holder wakes writers; a holder that leaves a full word wakes readers.
             let wake = seen.has_waiters() && (holders == 1 || holders == SHARED_HOLDERS_MAX);
             if wake {
@@ -630,5 +650,19 @@ mod tests {
         assert_eq!(page.load().state(), State::Unlocked);
         assert!(page.try_mark(page.load()) && page.try_unmark(page.load()));
         assert_eq!(page.load().state(), State::Unlocked);
+    }
+
+    #[test]
+    fn the_last_holder_can_leave_a_mark() {
+        let page = resident();
+        assert!(page.try_join(page.load()) && page.try_join(page.load()));
+        assert!(!page.unlock_shared_marked());
+        assert_eq!(page.load().state(), State::Shared(1));
+        assert!(!page.unlock_shared_marked());
+        assert_eq!(page.load().state(), State::Marked);
+        assert!(page.try_join(page.load()) && page.try_announce_waiter(page.load()));
+        assert!(page.unlock_shared_marked(), "a writer waits");
+        assert_eq!(page.load().state(), State::Unlocked);
+        assert!(!page.load().has_waiters());
     }
 }

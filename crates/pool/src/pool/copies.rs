@@ -87,13 +87,14 @@ impl Pool {
         let dirty = self.core.dirty.collect();
         let (mut copies, mut copied) = (Vec::with_capacity(dirty.len()), 0);
         for id in dirty {
-            let Some(page) = self.wait_to_hold_dirty(id) else { continue };
+            let Some((page, was_marked)) = self.wait_to_hold_dirty(id) else { continue };
             let guard = SharedGuard::new(&self.core, self.core.held(page), page)?;
             copied += u64::from(page.frames);
             if copied > frames {
                 return Ok(None);
             }
             copies.push(self.copy(&guard));
+            guard.unlock_as_found(was_marked);
         }
         Ok(Some(copies))
     }
@@ -145,7 +146,7 @@ impl Pool {
         let mut scratch = PageCopy::zeroed(PageRef::new(0, 1));
         let (head, _) = scratch.parts_mut();
         for copy in copies {
-            let Some(guard) = self.try_hold_written(copy.page) else { continue };
+            let Some((guard, was_marked)) = self.try_hold_written(copy.page) else { continue };
             let (written, body) = copy.bytes().split_at(PAGE_SIZE);
             head.copy_from_slice(&guard[..PAGE_SIZE]);
             if guard[PAGE_SIZE..] == *body {
@@ -154,6 +155,7 @@ impl Pool {
                     self.core.clear_dirty(copy.page);
                 }
             }
+            guard.unlock_as_found(was_marked);
         }
     }
 
@@ -164,17 +166,18 @@ impl Pool {
         self.eviction.writer.wait();
     }
 
-    /// Holds a page shared if it is dirty, has the same length, and no thread is changing it.
-    fn try_hold_written(&self, page: PageRef) -> Option<SharedGuard<'_>> {
+    /// Holds a page shared if it is dirty, has the same length, and no thread is changing it. Says
+    /// whether it had the clock's mark.
+    fn try_hold_written(&self, page: PageRef) -> Option<(SharedGuard<'_>, bool)> {
         loop {
             let (state, seen) = self.core.states.look(page.id)?;
             match seen.state() {
                 State::Shared(SHARED_HOLDERS_MAX) => return None,
-                State::Unlocked | State::Marked | State::Shared(_) if seen.is_dirty() => {
+                found @ (State::Unlocked | State::Marked | State::Shared(_)) if seen.is_dirty() => {
                     if state.try_join(seen) {
                         let whole = self.core.whole(page.id);
                         let guard = SharedGuard::new(&self.core, state, whole).ok()?;
-                        return (guard.page() == page).then_some(guard);
+                        return (guard.page() == page).then(|| (guard, found == State::Marked));
                     }
                 }
                 _ => return None,

@@ -467,6 +467,17 @@ impl Deref for SharedGuard<'_> {
     }
 }
 
+impl SharedGuard<'_> {
+    /// Ends a hold that was no access: the page gets the clock's mark again if it had one.
+    pub(super) fn unlock_as_found(self, was_marked: bool) {
+        if was_marked {
+            let (core, page) = (self.core, self.page);
+            std::mem::forget(self);
+            core.unlock_shared_marked(page);
+        }
+    }
+}
+
 impl Drop for SharedGuard<'_> {
     fn drop(&mut self) {
         self.core.unlock_shared_state(self.page, self.state);

@@ -232,16 +232,16 @@ impl Pool {
             let (mut held, mut busy) = (HeldPages::none(&self.core), Vec::new());
             for &id in batch {
                 match self.try_hold_dirty(id) {
-                    Hold::Held(page) => held.push(page),
+                    Hold::Held(page, was_marked) => held.push(page, was_marked),
                     Hold::Clean => {}
                     Hold::Busy(..) => busy.push(id),
                 }
             }
             self.write_held(held, is_wanted)?;
             for id in busy {
-                if let Some(page) = self.wait_to_hold_dirty(id) {
+                if let Some((page, was_marked)) = self.wait_to_hold_dirty(id) {
                     let mut held = HeldPages::none(&self.core);
-                    held.push(page);
+                    held.push(page, was_marked);
                     self.write_held(held, is_wanted)?;
                 }
             }
@@ -274,18 +274,20 @@ impl Pool {
                 _ if !seen.is_dirty() => return Hold::Clean,
                 State::Shared(SHARED_HOLDERS_MAX) => return Hold::Busy(state, seen),
                 // Even before an urgent writer: this is one more holder, for one write.
-                _ if state.try_join(seen) => return Hold::Held(self.core.whole(id)),
+                found if state.try_join(seen) => {
+                    return Hold::Held(self.core.whole(id), found == State::Marked);
+                }
                 _ => {}
             }
         }
     }
 
-    /// As `try_hold_dirty`, but waits for writers. The caller holds no other page. None if the page
-    /// is clean.
-    fn wait_to_hold_dirty(&self, id: PageId) -> Option<PageRef> {
+    /// As `try_hold_dirty`, but waits for writers. The caller holds no other page. Returns the page
+    /// and whether it had the clock's mark, or None if it is clean.
+    fn wait_to_hold_dirty(&self, id: PageId) -> Option<(PageRef, bool)> {
         loop {
             match self.try_hold_dirty(id) {
-                Hold::Held(page) => return Some(page),
+                Hold::Held(page, was_marked) => return Some((page, was_marked)),
                 Hold::Clean => return None,
                 Hold::Busy(state, seen) => {
                     let page = PageRef { id, frames: 1 };
@@ -388,7 +390,8 @@ impl Pool {
 
 #[derive(Clone, Copy, Debug)]
 enum Hold<'a> {
-    Held(PageRef),
+    /// And whether the page had the clock's mark.
+    Held(PageRef, bool),
     Clean,
     Busy(&'a PageState, Word),
 }

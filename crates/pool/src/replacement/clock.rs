@@ -10,7 +10,7 @@
 //!
 //! - *New pages* do not wait for the hand to mark them (`newcomers.rs`). Those that were read ahead
 //!   get their mark later, and the access for which they were read does not count.
-//! - *Another round.* A page that has lost its mark was accessed since, or written by a checkpoint.
+//! - *Another round.* A page that has lost its mark was accessed since, or could not be written.
 //!   When the hand finds it marked the next time, the page stays for one more round.
 //! - *Pages that linger.* A page that comes takes a slot of the pool that another one has just
 //!   left. So the hand comes to pages in slots in the order in which they came, and a loop over a
