@@ -93,14 +93,15 @@ fn one_size(context: &Context<'_>, factor: u64, outcome: &mut Outcome) -> Result
     Ok(())
 }
 
-/// Vellum as it chooses, by the MMU with both ways of releasing pages, without a thread that evicts
-/// ahead of need, and with the other replacement policy; and all other engines.
+/// Vellum as it chooses, by the MMU with both ways of releasing pages and without a thread that
+/// evicts ahead of need, and with the other replacement policy; and all other engines.
 fn members(engines: &Engines) -> Vec<Member> {
     let mut members = Member::all(engines);
+    let no_evictor = [("translation", "mmu"), ("evictors", "0")];
     let madvise = [("translation", "mmu"), ("backend", "madvise")];
     members.insert(1, Member::with_option(&VELLUM, "translation", "mmu"));
     members.insert(2, Member::with_options(&VELLUM, "vellum madvise", &madvise));
-    members.insert(3, Member::with_option(&VELLUM, "evictors", "0"));
+    members.insert(3, Member::with_options(&VELLUM, "vellum mmu, no evictor", &no_evictor));
     members.insert(4, Member::with_option(&VELLUM, "policy", "s3-fifo"));
     members
 }

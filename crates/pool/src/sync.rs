@@ -4,6 +4,8 @@
 //! `tests/model.rs`); otherwise they are the standard library's. Counters and other statistics use
 //! `std` directly: they take no part in the protocol.
 
+use std::time::Duration;
+
 #[cfg(feature = "model")]
 pub(crate) use shuttle::{
     sync::{
@@ -33,11 +35,30 @@ pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexG
     condvar.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// As [`wait`], but for `time` at most.
+#[cfg(not(feature = "model"))]
+pub(crate) fn wait_for<'a, T>(
+    condvar: &Condvar,
+    guard: MutexGuard<'a, T>,
+    time: Duration,
+) -> MutexGuard<'a, T> {
+    condvar.wait_timeout(guard, time).unwrap_or_else(|poisoned| poisoned.into_inner()).0
+}
+
+/// The model has no clock, so no time passes.
+#[cfg(feature = "model")]
+pub(crate) fn wait_for<'a, T>(
+    _condvar: &Condvar,
+    guard: MutexGuard<'a, T>,
+    _time: Duration,
+) -> MutexGuard<'a, T> {
+    guard
+}
+
 /// Waits on `condvar` for about a millisecond at most.
 #[cfg(not(feature = "model"))]
 pub(crate) fn wait_briefly<T>(condvar: &Condvar, guard: MutexGuard<'_, T>) {
-    let tick = std::time::Duration::from_millis(1);
-    drop(condvar.wait_timeout(guard, tick));
+    drop(wait_for(condvar, guard, Duration::from_millis(1)));
 }
 
 /// The model has no clock: a brief wait lets any other thread run.

@@ -9,22 +9,25 @@
 //! thread. A thread that finds no free frame evicts a batch itself.
 
 pub(crate) mod frame_budget;
+mod rest;
 pub(crate) mod write_back;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Setting;
+use std::time::{Duration, Instant};
 
 use crate::core::{Core, ReservedPage, Unreserved};
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::eviction::rest::Rests;
 use crate::eviction::write_back::{HeldPages, Writer};
 use crate::page::PageRef;
 use crate::page::state::{Leave, State};
 use crate::residence::PlacedPage;
 use crate::slots::Slots;
 use crate::statistics::counters::Event;
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait, wait_for};
 
 /// While the pool shrinks, it has so many batches of free frames at most beyond its new size.
 const SPARE_BATCHES: u64 = 4;
@@ -403,8 +406,7 @@ impl Eviction {
     #[cold]
     fn evict_few_or_wake_background(&self, page: PageRef, may_evict: bool) {
         let low = self.low();
-        let slots_are_used = self.core.slots.as_ref().is_some_and(Slots::are_used);
-        if may_evict && slots_are_used && self.core.budget.available() > low / 2 {
+        if may_evict && self.slots_are_used() && self.core.budget.available() > low / 2 {
             // If fewer leave than come, that is the background thread's part.
             let enough = |evicted: Evicted| evicted.frames >= u64::from(page.frames);
             if self.evict_few().is_some_and(enough) {
@@ -412,6 +414,10 @@ impl Eviction {
             }
         }
         self.wake_background(2 * low);
+    }
+
+    fn slots_are_used(&self) -> bool {
+        self.core.slots.as_ref().is_some_and(Slots::are_used)
     }
 
     /// As if a background thread slept: misses evict a few pages before they wake it.
@@ -439,6 +445,7 @@ impl Eviction {
 
     /// The loop of a background thread, until [`end_background`](Self::end_background).
     pub(crate) fn run_background(&self) {
+        let mut rests = Rests::of_this_thread();
         loop {
             let mut state = lock(&self.background.state);
             while state.wanted == 0 && !state.ended {
@@ -455,6 +462,27 @@ impl Eviction {
             self.background.asleep.store(state.sleeping > 0, Ordering::Relaxed);
             drop(state);
             self.evict_until_free_or_panic(wanted);
+            // Where pages leave slots, this thread has the dirty ones, whose writes would keep the
+            // misses waiting.
+            if !self.slots_are_used()
+                && let Some(rest) = rests.due()
+            {
+                self.rest(rest);
+            }
+        }
+    }
+
+    /// Keeps a background thread from work for so long, or until a task asks for frames. Misses do
+    /// not wake it: they find no thread asleep.
+    fn rest(&self, time: Duration) {
+        let until = Instant::now() + time;
+        let mut state = lock(&self.background.state);
+        while state.wanted == 0 && !state.ended {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = wait_for(&self.background.wake_up, state, left);
         }
     }
 
@@ -640,7 +668,7 @@ mod tests {
             // Most rounds of a millisecond see no frame, but never as many in a row as the
             // patience.
             for _ in 0..800 {
-                std::thread::sleep(std::time::Duration::from_millis(3));
+                std::thread::sleep(Duration::from_millis(3));
                 drop(one);
                 one = budget.try_reserve(1).unwrap();
             }
@@ -661,6 +689,27 @@ mod tests {
         assert_eq!(lock(&pool.eviction.background.state).wanted, 0);
         assert_eq!(pool.eviction.low(), 6);
         assert_eq!(pool.eviction.writer.batch(), 6);
+    }
+
+    #[test]
+    fn a_request_for_frames_and_the_end_of_the_pool_end_a_rest() {
+        let options = PoolOptions { evictors: 0, ..PoolOptions::default() };
+        let device = Arc::new(MemoryDevice::new());
+        let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
+        let eviction = &pool.eviction;
+        let begin = Instant::now();
+        eviction.rest(Duration::from_millis(5));
+        assert!(begin.elapsed() >= Duration::from_millis(5));
+        let ends: [fn(&Eviction); 2] = [|pool| pool.wake_background(1), Eviction::end_background];
+        for end in ends {
+            lock(&eviction.background.state).wanted = 0;
+            std::thread::scope(|scope| {
+                let resting = scope.spawn(|| eviction.rest(Duration::from_secs(100_000)));
+                std::thread::sleep(Duration::from_millis(5));
+                assert!(!resting.is_finished());
+                end(eviction);
+            });
+        }
     }
 
     /// A pool by table whose frames are all in use, and whose background thread seems to sleep.

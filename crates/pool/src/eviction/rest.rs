@@ -1,0 +1,131 @@
+//! When a background thread rests: while it has to wait for a processor.
+//!
+//! If the threads that miss use all processors, a thread that evicts for them takes one of them away
+//! for as long as it evicts. A miss that finds no free frame evicts a batch itself, which costs no
+//! more, and no change of threads. So the background thread looks how long it was ready to run and
+//! did not run (the kernel calls that the run delay), and rests if that is a large part of its time.
+
+#[cfg(not(feature = "model"))]
+use std::fs::File;
+#[cfg(not(feature = "model"))]
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+/// The thread looks when it has run, and waited to run, for so long.
+const LOOK: Duration = Duration::from_millis(50);
+/// It rests if it has waited for one part in so many of that time.
+const SHARE: u32 = 8;
+/// The first rest is the shortest. Each one that follows at the next look is twice as long.
+const SHORTEST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_millis(3200);
+
+/// Says when a thread rests, and for how long.
+#[derive(Debug)]
+pub(crate) struct Rests {
+    /// What the kernel counts of the thread; none if it does not count.
+    #[cfg(not(feature = "model"))]
+    counts: Option<File>,
+    last: Times,
+    next: Duration,
+}
+
+/// How long a thread has run, and how long it has waited to run.
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    ran: Duration,
+    waited: Duration,
+}
+
+impl Rests {
+    /// Those of the calling thread.
+    pub(crate) fn of_this_thread() -> Rests {
+        Rests {
+            #[cfg(not(feature = "model"))]
+            counts: File::open("/proc/thread-self/schedstat").ok(),
+            last: Times::default(),
+            next: SHORTEST,
+        }
+    }
+
+    /// How long the thread should rest now, if it should.
+    #[cfg(not(feature = "model"))]
+    pub(crate) fn due(&mut self) -> Option<Duration> {
+        let mut text = [0; 64];
+        let length = self.counts.as_ref()?.read_at(&mut text, 0).ok()?;
+        self.due_at(Times::of(str::from_utf8(&text[..length]).ok()?)?)
+    }
+
+    /// The model has no clock.
+    #[cfg(feature = "model")]
+    pub(crate) fn due(&mut self) -> Option<Duration> {
+        None
+    }
+
+    #[cfg_attr(feature = "model", allow(dead_code))]
+    fn due_at(&mut self, now: Times) -> Option<Duration> {
+        let ran = now.ran.saturating_sub(self.last.ran);
+        let waited = now.waited.saturating_sub(self.last.waited);
+        if ran + waited < LOOK {
+            return None;
+        }
+        self.last = now;
+        if waited * SHARE < ran + waited {
+            self.next = SHORTEST;
+            return None;
+        }
+        let rest = self.next;
+        self.next = (2 * rest).min(LONGEST);
+        Some(rest)
+    }
+}
+
+impl Times {
+    /// By the kernel's text: nanoseconds that the thread ran, nanoseconds that it waited, and a
+    /// count of times.
+    #[cfg_attr(feature = "model", allow(dead_code))]
+    fn of(text: &str) -> Option<Times> {
+        let mut numbers = text.split_ascii_whitespace();
+        let mut next = || numbers.next()?.parse().ok().map(Duration::from_nanos);
+        Some(Times { ran: next()?, waited: next()? })
+    }
+}
+
+#[cfg(all(test, not(feature = "model")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_waits_rests_longer_each_time() {
+        let mut rests = Rests::of_this_thread();
+        let mut now = Times::default();
+        let mut after = |rests: &mut Rests, ran, waited| {
+            now.ran += Duration::from_millis(ran);
+            now.waited += Duration::from_millis(waited);
+            rests.due_at(now).map(|rest| rest.as_millis())
+        };
+        assert_eq!(after(&mut rests, 49, 0), None);
+        assert_eq!(after(&mut rests, 51, 5), None, "a look, and a twentieth");
+        assert_eq!(after(&mut rests, 40, 9), None, "no look");
+        assert_eq!(after(&mut rests, 1, 0), Some(100));
+        assert_eq!(after(&mut rests, 0, 50), Some(200));
+        for rest in [400, 800, 1600, 3200, 3200] {
+            assert_eq!(after(&mut rests, 42, 8), Some(rest));
+        }
+        assert_eq!(after(&mut rests, 100, 10), None);
+        assert_eq!(after(&mut rests, 100, 20), Some(100));
+    }
+
+    #[test]
+    fn the_kernel_counts_what_this_thread_runs() {
+        let times = || {
+            let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+            Times::of(&text).unwrap()
+        };
+        let before = times();
+        while times().ran < before.ran + Duration::from_millis(2) {}
+        assert!(times().waited >= before.waited);
+        for text in ["", "5", "5 x 1", "5,6"] {
+            assert!(Times::of(text).is_none(), "{text:?}");
+        }
+    }
+}
