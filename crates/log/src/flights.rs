@@ -1,8 +1,8 @@
 //! Carrying what was appended to the device, and telling who waits for it.
 //!
-//! A *flight* carries one batch of the ring to the device. The thread that waits for a record leads
-//! the flight that takes it, if the device is free; all records that were appended until then go
-//! along. While as many flights are under way as the device is good for, records gather for the
+//! A *flight* carries sealed blocks of the ring to the device. The thread that waits for a record
+//! leads the flight that takes it, if the device is free; all records that were appended until then
+//! go along. While as many flights are under way as the device is good for, records gather for the
 //! next one, which starts the moment a flight lands. There is no timer (arXiv 2606.18187). A thread
 //! of the log's own leads the flights for records that no thread waits for. Records that are to
 //! become durable *soon* gather for a millisecond first: otherwise each of them would wake that
@@ -23,7 +23,7 @@ use crate::device::{LogDevice, Written, is_full};
 use crate::error::LogError;
 use crate::opening_process::OpeningProcess;
 use crate::planted::{LogBug, is_planted};
-use crate::ring::{Batch, Obstacle, Ring};
+use crate::ring::{Obstacle, Ring, SealedBlocks};
 use crate::slow_flights::Stage;
 #[cfg(feature = "testing")]
 use crate::slow_flights::{Airspace, Aloft};
@@ -118,9 +118,9 @@ impl Drop for Hold {
 
 #[derive(Default)]
 struct Flow {
-    /// Those that are not released, oldest first: the first block, and the batch once it has
-    /// landed.
-    flights: VecDeque<(u64, Option<Batch>)>,
+    /// Those that are not released, oldest first: the first block, and the sealed blocks once
+    /// they have landed.
+    flights: VecDeque<(u64, Option<SealedBlocks>)>,
     /// How many have not landed.
     flying: usize,
     /// How many there were: the number of the next one.
@@ -340,12 +340,12 @@ impl Shared {
         if flow.flying >= self.most || flow.poison.is_some() || flow.closing {
             return None;
         }
-        let batch = self.ring.seal()?;
-        Some(self.fly(flow, batch, 0))
+        let sealed = self.ring.seal()?;
+        Some(self.fly(flow, sealed, 0))
     }
 
-    fn fly(&self, flow: &mut Flow, batch: Batch, flags: u8) -> Flight<'_> {
-        let Batch { blocks, .. } = &batch;
+    fn fly(&self, flow: &mut Flow, sealed: SealedBlocks, flags: u8) -> Flight<'_> {
+        let blocks = &sealed.numbers;
         flow.flights.push_back((blocks.start, None));
         flow.flying += 1;
         flow.taken += 1;
@@ -357,7 +357,7 @@ impl Shared {
             self.call_thread(flow);
         }
         let flags = if blocks.start == self.start { flags | STARTS } else { flags };
-        Flight { shared: self, batch: Some(batch), flags }
+        Flight { shared: self, sealed: Some(sealed), flags }
     }
 
     /// The number of the flight that carries the last of these blocks, which are not durable.
@@ -388,7 +388,7 @@ impl Shared {
     }
 
     /// A flight has landed.
-    fn land(&self, batch: Batch, result: Result<(), String>) {
+    fn land(&self, sealed: SealedBlocks, result: Result<(), String>) {
         let mut flow = lock(&self.flow);
         flow.flying -= 1;
         if flow.closing {
@@ -404,14 +404,14 @@ impl Shared {
             // What failed first may have been told to another flight's sync.
             Ok(()) if flow.poison.is_some() => {}
             Ok(()) => {
-                let first = batch.blocks.start;
+                let first = sealed.numbers.start;
                 if let Some(flight) = flow.flights.iter_mut().find(|flight| flight.0 == first) {
-                    flight.1 = Some(batch);
+                    flight.1 = Some(sealed);
                 }
                 while let Some((_, landed)) = flow.flights.front_mut() {
-                    let Some(batch) = landed.take() else { break };
+                    let Some(sealed) = landed.take() else { break };
                     flow.flights.pop_front();
-                    self.ring.release(batch);
+                    self.ring.release(sealed);
                     released += 1;
                 }
             }
@@ -640,9 +640,9 @@ impl Shared {
     /// Keeps a flight aloft that is so far. Gives it back if flights do not stay aloft.
     #[cfg(feature = "testing")]
     fn keep_aloft<'a>(&'a self, mut flight: Flight<'a>, stage: Stage) -> Option<Flight<'a>> {
-        let (batch, flags) = (flight.batch.take()?, flight.flags);
-        let Aloft { batch, flags, .. } = self.airspace.keep(Aloft { batch, flags, stage })?;
-        Some(Flight { shared: self, batch: Some(batch), flags })
+        let (sealed, flags) = (flight.sealed.take()?, flight.flags);
+        let Aloft { sealed, flags, .. } = self.airspace.keep(Aloft { sealed, flags, stage })?;
+        Some(Flight { shared: self, sealed: Some(sealed), flags })
     }
 
     /// The caller waits for a flight that is aloft: the next turn comes.
@@ -670,8 +670,8 @@ impl Shared {
 
     /// A flight does its next step.
     #[cfg(feature = "testing")]
-    fn go_on(&self, Aloft { batch, flags, stage }: Aloft) {
-        let flight = Flight { shared: self, batch: Some(batch), flags };
+    fn go_on(&self, Aloft { sealed, flags, stage }: Aloft) {
+        let flight = Flight { shared: self, sealed: Some(sealed), flags };
         match stage {
             Stage::Ended(result) => flight.land(result),
             stage => {
@@ -701,9 +701,9 @@ impl Shared {
             return Ok(());
         }
         let mut flow = lock(&self.flow);
-        let Some(batch) = self.ring.seal_empty() else { return Ok(()) };
-        let end = batch.blocks.end;
-        let flight = self.fly(&mut flow, batch, CLOSES);
+        let Some(sealed) = self.ring.seal_empty() else { return Ok(()) };
+        let end = sealed.numbers.end;
+        let flight = self.fly(&mut flow, sealed, CLOSES);
         drop(flow);
         self.carry(flight);
         self.wait_until(end)
@@ -716,8 +716,8 @@ impl Flow {
         if !is_planted(LogBug::OvertakenIsDurable) {
             return 0;
         }
-        let landed = self.flights.iter().filter_map(|(_, batch)| batch.as_ref());
-        landed.map(|batch| batch.blocks.end).max().unwrap_or(0)
+        let landed = self.flights.iter().filter_map(|(_, sealed)| sealed.as_ref());
+        landed.map(|sealed| sealed.numbers.end).max().unwrap_or(0)
     }
 
     /// Why nothing more is taken.
@@ -734,15 +734,15 @@ fn no_room(bytes: u64) -> impl FnOnce(io::Error) -> LogError {
     }
 }
 
-/// A batch on its way to the device.
+/// Sealed blocks on their way to the device.
 pub(crate) struct Flight<'a> {
     shared: &'a Shared,
-    batch: Option<Batch>,
+    sealed: Option<SealedBlocks>,
     flags: u8,
 }
 
 impl Flight<'_> {
-    /// Carries the batch, and lands.
+    /// Carries the blocks, and lands.
     fn run(self) {
         let mut stage = Stage::Taken;
         loop {
@@ -769,15 +769,15 @@ impl Flight<'_> {
         }
     }
 
-    /// Writes the batch.
+    /// Writes the blocks.
     pub(crate) fn write(&self) -> Result<Written, String> {
         let Shared { device, ring, incarnation, .. } = self.shared;
-        let Some(batch) = &self.batch else { return Ok(Written::Durable) };
-        ring.finish(batch, device.identity(), *incarnation, self.flags);
-        let first = batch.blocks.start;
+        let Some(sealed) = &self.sealed else { return Ok(Written::Durable) };
+        ring.finish(sealed, device.identity(), *incarnation, self.flags);
+        let first = sealed.numbers.start;
         let is_over_torn = self.shared.torn && first == self.shared.start;
         let blotted = if is_over_torn { self.blot() } else { Ok(()) };
-        let written = blotted.and_then(|()| device.append(first, ring.parts(batch)));
+        let written = blotted.and_then(|()| device.append(first, ring.parts(sealed)));
         written.map_err(|error| format!("writing at {} failed ({error})", Lsn::of_block(first)))
     }
 
@@ -799,17 +799,17 @@ impl Flight<'_> {
     }
 
     pub(crate) fn land(mut self, result: Result<(), String>) {
-        if let Some(batch) = self.batch.take() {
-            self.shared.land(batch, result);
+        if let Some(sealed) = self.sealed.take() {
+            self.shared.land(sealed, result);
         }
     }
 }
 
 impl Drop for Flight<'_> {
-    /// A device that panics leaves its batch unwritten.
+    /// A device that panics leaves its blocks unwritten.
     fn drop(&mut self) {
-        if let Some(batch) = self.batch.take() {
-            self.shared.land(batch, Err("a write was abandoned".into()));
+        if let Some(sealed) = self.sealed.take() {
+            self.shared.land(sealed, Err("a write was abandoned".into()));
         }
     }
 }

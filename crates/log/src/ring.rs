@@ -3,13 +3,14 @@
 //! A thread *reserves* bytes of the stream of payloads by one atomic step, *copies* its record
 //! there with no lock held, and counts the bytes in each block that it filled. A flush *seals*: it
 //! reserves the rest of the last block that any append has, so that all blocks up to there are
-//! complete as soon as their counts are, and takes them as a *batch*. When a batch is durable its
-//! blocks are *released*, in order, and are filled anew.
+//! complete as soon as their counts are, and takes these blocks. When they are durable they are
+//! *released*, in order, and are filled anew.
 //!
 //! What holds: `tail <= sealed <= reserved <= tail + blocks of the ring`, in blocks; each byte of
 //! the stream is reserved once, and only its owner writes it, until its block is complete; then
-//! only the batch's owner touches the block, until it is released. The stream of payloads counts
-//! the bytes of records and of what pads a block; the heads of the blocks are not in it.
+//! only the owner of the sealed blocks touches the block, until it is released. The stream of
+//! payloads counts the bytes of records and of what pads a block; the heads of the blocks are not
+//! in it.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -25,7 +26,7 @@ pub(crate) struct Ring {
     slots: Box<[Slot]>,
     /// The end of what was reserved, a position in the stream.
     reserved: AtomicU64,
-    /// The end of what was sealed, a block. Held while sealing: batches do not overlap.
+    /// The end of what was sealed, a block. Held while sealing: each block is sealed once.
     sealed: Mutex<u64>,
     /// Blocks before this are durable, and their slots in the ring free.
     tail: AtomicU64,
@@ -34,7 +35,7 @@ pub(crate) struct Ring {
 }
 
 // SAFETY: the bytes of `blocks` are written by the owners of reservations, which are disjoint, and
-// by the owner of a batch after all of them have counted their bytes; see the header.
+// by the owner of sealed blocks after all of them have counted their bytes; see the header.
 unsafe impl Sync for Ring {}
 
 /// What is known of a block in the ring.
@@ -57,9 +58,9 @@ pub(crate) enum Obstacle {
 
 /// Blocks that were sealed and are not released: their owner alone has them.
 #[derive(Debug)]
-pub(crate) struct Batch {
-    /// The blocks.
-    pub(crate) blocks: Range<u64>,
+pub(crate) struct SealedBlocks {
+    /// The numbers of the blocks.
+    pub(crate) numbers: Range<u64>,
     /// Bytes of the last block that are records.
     used: usize,
 }
@@ -154,7 +155,7 @@ impl Ring {
                 let (now, rest) = part.split_at(part.len().min(PAYLOAD - offset));
                 // SAFETY: the bytes `at..at + now.len()` of the stream lie in one block, within its
                 // payload, and within the caller's reservation, which no other thread has; the
-                // batch's owner reads them only after `count` below.
+                // owner of the sealed blocks reads them only after `count` below.
                 unsafe {
                     let to = self.address(at / PAYLOAD_U64).add(HEAD + offset);
                     std::ptr::copy_nonoverlapping(now.as_ptr(), to, now.len());
@@ -182,8 +183,8 @@ impl Ring {
         slot.filled.fetch_add(at - position.max(begin), Ordering::Release);
     }
 
-    /// Seals all that was reserved: the next batch. None if there is nothing new.
-    pub(crate) fn seal(&self) -> Option<Batch> {
+    /// Seals all that was reserved. None if there is nothing new.
+    pub(crate) fn seal(&self) -> Option<SealedBlocks> {
         let mut sealed = lock(&self.sealed);
         let first = *sealed;
         let mut position = self.reserved.load(Ordering::Acquire);
@@ -207,11 +208,11 @@ impl Ring {
         drop(sealed);
         let pad = (end * PAYLOAD_U64 - position) as usize;
         self.pad(end - 1, pad);
-        Some(Batch { blocks: first..end, used: PAYLOAD - pad })
+        Some(SealedBlocks { numbers: first..end, used: PAYLOAD - pad })
     }
 
-    /// A batch of one block without records. None if something was appended, or there is no room.
-    pub(crate) fn seal_empty(&self) -> Option<Batch> {
+    /// Seals one block without records. None if something was appended, or there is no room.
+    pub(crate) fn seal_empty(&self) -> Option<SealedBlocks> {
         let mut sealed = lock(&self.sealed);
         let block = *sealed;
         if self.reserved() != block * PAYLOAD_U64 || self.reserve(PAYLOAD_U64).is_err() {
@@ -220,7 +221,7 @@ impl Ring {
         *sealed = block + 1;
         drop(sealed);
         self.pad(block, PAYLOAD);
-        Some(Batch { blocks: block..block + 1, used: 0 })
+        Some(SealedBlocks { numbers: block..block + 1, used: 0 })
     }
 
     /// Zeroes the last bytes of a block, which the caller has reserved, and counts them.
@@ -236,35 +237,36 @@ impl Ring {
         self.slot(block).filled.fetch_add(bytes as u64, Ordering::Release);
     }
 
-    /// Waits until all bytes of a batch are in place, and seals its blocks: `flags` in the first.
-    pub(crate) fn finish(&self, batch: &Batch, log: u64, incarnation: u64, flags: u8) {
+    /// Waits until all bytes of sealed blocks are in place, and writes their heads: `flags` in the
+    /// first.
+    pub(crate) fn finish(&self, sealed: &SealedBlocks, log: u64, incarnation: u64, flags: u8) {
         let durable = self.durable();
-        for number in batch.blocks.clone() {
+        for number in sealed.numbers.clone() {
             let slot = self.slot(number);
             let mut tries = 0;
             while slot.filled.load(Ordering::Acquire) < PAYLOAD_U64 {
                 give_way(tries);
                 tries = tries.saturating_add(1);
             }
-            let is_last = number + 1 == batch.blocks.end;
-            let used = if is_last { batch.used } else { PAYLOAD };
-            let flags = if number == batch.blocks.start { flags } else { 0 };
+            let is_last = number + 1 == sealed.numbers.end;
+            let used = if is_last { sealed.used } else { PAYLOAD };
+            let flags = if number == sealed.numbers.start { flags } else { 0 };
             let carry = slot.carry.load(Ordering::Relaxed) as u16;
             let used = used as u16;
             let head = Head { log, number, durable, used, carry, flags, incarnation };
-            // SAFETY: the block is complete, so no reservation writes to it any more, and this
-            // batch's owner alone has it until it is released.
+            // SAFETY: the block is complete, so no reservation writes to it any more, and the
+            // owner of the sealed blocks alone has it until it is released.
             head.seal(unsafe { &mut *self.address(number).cast::<Block>() });
         }
     }
 
-    /// The blocks of a batch that was finished; the second part follows the first.
-    pub(crate) fn parts<'a>(&'a self, batch: &'a Batch) -> [&'a [Block]; 2] {
-        let count = (batch.blocks.end - batch.blocks.start) as usize;
-        let first = self.index(batch.blocks.start);
+    /// Sealed blocks that are finished; the second part follows the first.
+    pub(crate) fn parts<'a>(&'a self, sealed: &'a SealedBlocks) -> [&'a [Block]; 2] {
+        let count = (sealed.numbers.end - sealed.numbers.start) as usize;
+        let first = self.index(sealed.numbers.start);
         let before_wrap = count.min(self.blocks.len() - first);
-        // SAFETY: complete blocks of a batch that is borrowed, so it is not released meanwhile: no
-        // byte changes. `UnsafeCell<Block>` lies in memory as `Block`. A batch has at most as many
+        // SAFETY: complete blocks that are borrowed, so they are not released meanwhile: no
+        // byte changes. `UnsafeCell<Block>` lies in memory as `Block`. There are at most as many
         // blocks as the ring.
         unsafe {
             let ring = self.blocks.as_ptr().cast::<Block>();
@@ -275,14 +277,14 @@ impl Ring {
         }
     }
 
-    /// The oldest batch is durable: its slots are free.
-    pub(crate) fn release(&self, batch: Batch) {
-        assert_eq!(batch.blocks.start, self.durable(), "batches are released in order");
-        for number in batch.blocks.clone() {
+    /// The oldest sealed blocks are durable: their slots are free.
+    pub(crate) fn release(&self, sealed: SealedBlocks) {
+        assert_eq!(sealed.numbers.start, self.durable(), "blocks are released in order");
+        for number in sealed.numbers.clone() {
             self.slot(number).filled.store(0, Ordering::Relaxed);
             self.slot(number).carry.store(0, Ordering::Relaxed);
         }
-        self.tail.store(batch.blocks.end, Ordering::Release);
+        self.tail.store(sealed.numbers.end, Ordering::Release);
     }
 
     fn index(&self, block: u64) -> usize {
@@ -312,11 +314,11 @@ mod tests {
         assert!(ring.seal().is_none());
         assert_eq!(append(&ring, 10), Ok(100 * PAYLOAD_U64));
         assert_eq!(append(&ring, PAYLOAD), Ok(100 * PAYLOAD_U64 + 14));
-        let batch = ring.seal().unwrap();
-        assert_eq!((batch.blocks.clone(), batch.used), (100..102, 18));
-        ring.finish(&batch, 5, 1, 1);
-        let [blocks, none] = ring.parts(&batch);
-        assert!(none.is_empty() || batch.blocks.end > 104);
+        let sealed = ring.seal().unwrap();
+        assert_eq!((sealed.numbers.clone(), sealed.used), (100..102, 18));
+        ring.finish(&sealed, 5, 1, 1);
+        let [blocks, none] = ring.parts(&sealed);
+        assert!(none.is_empty() || sealed.numbers.end > 104);
         let blocks: Vec<_> = blocks.iter().chain(none).collect();
         let heads: Vec<_> = blocks.iter().map(|block| Head::read(block).unwrap()).collect();
         let lengths: Vec<_> = heads.iter().map(|h| (h.number, h.used, h.carry, h.flags)).collect();
@@ -331,9 +333,9 @@ mod tests {
         assert_eq!(append(&ring, PAYLOAD * 3), Ok(0));
         assert_eq!(append(&ring, PAYLOAD), Err(Obstacle::Ring(1)));
         assert_eq!(append(&ring, PAYLOAD * 3), Err(Obstacle::Room(7)));
-        let batch = ring.seal().unwrap();
-        ring.finish(&batch, 1, 1, 0);
-        ring.release(batch);
+        let sealed = ring.seal().unwrap();
+        ring.finish(&sealed, 1, 1, 0);
+        ring.release(sealed);
         assert_eq!(append(&ring, PAYLOAD), Ok(4 * PAYLOAD_U64));
         ring.set_room(9);
         assert!(append(&ring, PAYLOAD).is_ok());
@@ -342,9 +344,9 @@ mod tests {
     #[test]
     fn the_empty_block_has_no_records() {
         let ring = Ring::new(4, 2, 6);
-        let batch = ring.seal_empty().unwrap();
-        ring.finish(&batch, 1, 1, 2);
-        let head = Head::read(&ring.parts(&batch)[0][0]).unwrap();
+        let sealed = ring.seal_empty().unwrap();
+        ring.finish(&sealed, 1, 1, 2);
+        let head = Head::read(&ring.parts(&sealed)[0][0]).unwrap();
         assert_eq!((head.number, head.used, head.flags), (2, 0, 2));
         append(&ring, 1).unwrap();
         assert!(ring.seal_empty().is_none());

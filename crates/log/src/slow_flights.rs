@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 #[cfg(feature = "testing")]
-use crate::ring::Batch;
+use crate::ring::SealedBlocks;
 #[cfg(feature = "testing")]
 use crate::sync::{Mutex, MutexGuard, lock};
 
@@ -48,7 +48,7 @@ struct Sky {
 /// A flight that is aloft.
 #[cfg(feature = "testing")]
 pub(crate) struct Aloft {
-    pub(crate) batch: Batch,
+    pub(crate) sealed: SealedBlocks,
     pub(crate) flags: u8,
     pub(crate) stage: Stage,
 }
