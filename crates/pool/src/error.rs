@@ -233,7 +233,7 @@ pub enum PoolError {
         /// The error of the kernel.
         source: io::Error,
     },
-    /// The kernel refused address space, or a batch of page-table changes.
+    /// The kernel refused address space, or changes of page tables.
     #[error(transparent)]
     Surface(#[from] SurfaceError),
     /// The kernel refused address space for the page states.

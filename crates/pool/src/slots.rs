@@ -33,7 +33,7 @@
 //! memory from these first.
 //!
 //! A huge page is registered with the device until it is split: reads into it cost less
-//! (`device/uring_batch.rs`).
+//! (`device/uring_prompt_reads.rs`).
 //!
 //! A pool that becomes smaller *vacates* chunks (`pool/resize.rs`): it keeps slots of theirs apart
 //! that are free, or become free, and moves the pages from the others to slots of other chunks.

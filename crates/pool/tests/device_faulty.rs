@@ -26,9 +26,9 @@ fn faulty(seed: u64) -> FaultyDevice<MemoryDevice> {
 
 fn write(device: &dyn Device, range: PageRange, generation: u64) -> io::Result<()> {
     let buffer = Buffer::of(range, generation);
-    let mut batch = [Write::new(range.start, [buffer.bytes(), &[]])];
-    device.write(&mut batch);
-    let [write] = batch;
+    let mut writes = [Write::new(range.start, [buffer.bytes(), &[]])];
+    device.write(&mut writes);
+    let [write] = writes;
     write.result
 }
 
@@ -72,7 +72,7 @@ fn the_nth_operation_fails_once() {
     }
     let counts = plan.counts();
     assert_eq!((counts.reads, counts.writes, counts.syncs, counts.resizes), (1, 4, 2, 3));
-    assert_eq!((counts.faults, counts.write_batches), (3, 4));
+    assert_eq!((counts.faults, counts.write_calls), (3, 4));
 }
 
 #[test]
@@ -237,9 +237,9 @@ fn memory_is_limited_aligned_and_survives_a_crash() {
     assert_eq!(error.kind(), io::ErrorKind::StorageFull);
     let buffer = Buffer::zeroed(2);
     for part in [&buffer.bytes()[..100], &buffer.bytes()[100..PAGE_SIZE + 100]] {
-        let mut batch = [Write::new(0, [part, &[]])];
-        device.write(&mut batch);
-        assert_eq!(batch[0].result.as_ref().unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        let mut writes = [Write::new(0, [part, &[]])];
+        device.write(&mut writes);
+        assert_eq!(writes[0].result.as_ref().unwrap_err().raw_os_error(), Some(libc::EINVAL));
     }
     let after_crash = MemoryDevice::from_snapshot(device.snapshot());
     drop(device);

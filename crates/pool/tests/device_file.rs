@@ -173,9 +173,9 @@ fn read_only_files_are_read_but_never_changed() {
     device.read(&surface, range(0, 4).into()).unwrap();
     assert_holds(&surface, range(0, 4), 1);
     let buffer = Buffer::zeroed(1);
-    let mut batch = [Write::new(0, [buffer.bytes(), &[]])];
-    device.write(&mut batch);
-    let error = batch[0].result.as_ref().unwrap_err();
+    let mut writes = [Write::new(0, [buffer.bytes(), &[]])];
+    device.write(&mut writes);
+    let error = writes[0].result.as_ref().unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
     assert_eq!(device.resize(2).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     device.sync().unwrap();
@@ -337,14 +337,14 @@ fn a_full_disk_under_a_sparse_file_fails_some_writes_alone() {
         File::create(&path).unwrap().set_len(4 << 20).unwrap();
         let device = FileDevice::open(&path, FileOptions { engine, ..RW }).unwrap();
         let buffers: Vec<_> = (0..1024).map(|page| Buffer::of(range(page, 1), 1)).collect();
-        let mut batch: Vec<_> = (0..)
+        let mut writes: Vec<_> = (0..)
             .zip(&buffers)
             .map(|(page, buffer)| Write::new(page, [buffer.bytes(), &[]]))
             .collect();
-        device.write(&mut batch);
+        device.write(&mut writes);
         let surface = surface(1024);
         let mut full = 0;
-        for (page, write) in (0..).zip(batch) {
+        for (page, write) in (0..).zip(writes) {
             match write.result {
                 Ok(()) => {
                     device.read(&surface, range(page, 1).into()).unwrap();

@@ -153,18 +153,18 @@ fn a_page_that_cannot_be_written_fails_alone() {
         let contents = |page: u64| if page == 9 { bad } else { buffers[page as usize].bytes() };
         // A gap after page 99, and one entry in two parts.
         let pages = (0..100).chain(110..200);
-        let mut batch: Vec<_> = pages
+        let mut writes: Vec<_> = pages
             .map(|page| match page {
                 50 => Write::new(page, [&[], contents(page)]),
                 _ => Write::new(page, [contents(page), &[]]),
             })
             .collect();
-        device.write(&mut batch);
-        for write in &batch {
+        device.write(&mut writes);
+        for write in &writes {
             let failed = write.result.as_ref().err().and_then(|error| error.raw_os_error());
             assert_eq!(failed, (write.page == 9).then_some(libc::EFAULT), "page {}", write.page);
         }
-        drop(batch);
+        drop(writes);
         let read = device_support::surface(200);
         device.read(&read, range(0, 200).into()).unwrap();
         for page in 0..200 {

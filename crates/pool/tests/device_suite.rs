@@ -43,7 +43,7 @@ fn ranges(count: usize, longest: u64) -> (Vec<PageRange>, u64) {
 }
 
 #[test]
-fn what_is_written_is_read_in_batches_of_any_size() {
+fn what_is_written_is_read_by_calls_for_any_number_of_pages() {
     on_all_devices(|device| {
         for (generation, &(count, longest)) in
             [(1, 1), (2, 64), (63, 3), (64, 1), (65, 5), (100, 64), (1000, 2)].iter().enumerate()
@@ -130,15 +130,15 @@ fn each_write_has_its_own_result() {
     on_all_devices(|device| {
         device.resize(64).unwrap();
         let buffers: Vec<_> = (0..64).map(|page| Buffer::of(range(page, 1), 5)).collect();
-        let mut batch: Vec<_> = (0_u64..)
+        let mut writes: Vec<_> = (0_u64..)
             .zip(&buffers)
             .map(|(page, buffer)| {
                 let page = if page % 3 == 0 { page } else { u64::MAX / PAGE_SIZE as u64 - page };
                 Write::new(page, [buffer.bytes(), &[]])
             })
             .collect();
-        device.write(&mut batch);
-        for (page, write) in (0_u64..).zip(&batch) {
+        device.write(&mut writes);
+        for (page, write) in (0_u64..).zip(&writes) {
             assert_eq!(write.result.is_ok(), page % 3 == 0, "page {page}: {:?}", write.result);
         }
         device.write(&mut []);

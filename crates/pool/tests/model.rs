@@ -99,8 +99,8 @@ impl Device for SlowDevice {
         }
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
-        for write in batch {
+    fn write(&self, writes: &mut [Write<'_>]) {
+        for write in writes {
             let page = write.page;
             for (at, part) in [(page, write.parts[0]), (page + 1, write.parts[1])] {
                 let mut half = [Write::new(at, [part, &[]])];

@@ -170,15 +170,15 @@ impl Device for HoldsWrites {
         self.memory.start_reads(surface, reads);
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
+    fn write(&self, writes: &mut [Write<'_>]) {
         let mut held = self.held.lock().unwrap();
         while *held == Some(thread::current().id()) {
             self.is_held.store(true, Ordering::SeqCst);
             held = self.let_go.wait(held).unwrap();
         }
         drop(held);
-        self.others_wrote.fetch_add(batch.len() as u64, Ordering::SeqCst);
-        self.memory.write(batch);
+        self.others_wrote.fetch_add(writes.len() as u64, Ordering::SeqCst);
+        self.memory.write(writes);
     }
 
     fn sync(&self) -> io::Result<()> {

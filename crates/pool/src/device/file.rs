@@ -18,7 +18,7 @@ use super::promptness::Promptness;
 use super::threads::ThreadEngine;
 use super::transfer::{IoEngine, ReadRequest, file_offset};
 use super::uring::UringEngine;
-use super::uring_batch::BatchRings;
+use super::uring_prompt_reads::PromptRings;
 use super::workers::lock;
 use super::{Device, DeviceError, DeviceInfo, ReadDone, ReadRange, RegisteredMemory, Write};
 
@@ -27,17 +27,17 @@ use super::{Device, DeviceError, DeviceInfo, ReadDone, ReadRange, RegisteredMemo
 pub struct FileDevice {
     // Dropped first: the drop waits for the reads in flight. The engine holds the file too.
     engine: Box<dyn IoEngine>,
-    /// For batches of reads that a thread makes itself.
-    batch_rings: Option<Arc<BatchRings>>,
+    /// For several reads that a thread makes itself.
+    prompt_rings: Option<Arc<PromptRings>>,
     file: Arc<File>,
     path: PathBuf,
     read_only: bool,
     is_block_device: bool,
     direct: Result<(), String>,
-    /// Of reads by blocking calls, and of batches by a ring: there are files that the kernel reads
+    /// Of reads by blocking calls, and of reads by a ring: there are files that the kernel reads
     /// at once by calls, and by a thread of its own for a ring.
     promptness: Promptness,
-    batch_promptness: Promptness,
+    ring_promptness: Promptness,
     /// Dropped after the engine: nothing is in flight when the file is unlocked.
     lock: Mutex<Option<FileLock>>,
     /// Held while the length changes.
@@ -80,17 +80,17 @@ impl FileDevice {
     ) -> Result<Self, DeviceError> {
         let opened = open(path, name, options, create)?;
         let Opened { file, lock: opened_lock, is_block_device, direct } = opened;
-        let (engine, batch_rings) = start_engine(&file, options.engine)?;
+        let (engine, prompt_rings) = start_engine(&file, options.engine)?;
         Ok(Self {
             engine,
-            batch_rings,
+            prompt_rings,
             file,
             path: path.to_path_buf(),
             read_only: options.read_only,
             is_block_device,
             direct,
             promptness: Promptness::default(),
-            batch_promptness: Promptness::default(),
+            ring_promptness: Promptness::default(),
             lock: Mutex::new(opened_lock),
             resizing: Mutex::new(()),
         })
@@ -100,7 +100,7 @@ impl FileDevice {
     #[cfg(any(test, feature = "testing"))]
     pub fn with_prompt_storage(mut self) -> Self {
         self.promptness = Promptness::always();
-        self.batch_promptness = Promptness::always();
+        self.ring_promptness = Promptness::always();
         self
     }
 
@@ -163,11 +163,11 @@ impl FileDevice {
     /// Makes requests on this thread: several by a ring, as long as that does not sleep either.
     fn read_at_once(&self, requests: Vec<ReadRequest>) {
         let count = requests.len();
-        let batches = &self.batch_promptness;
-        match &self.batch_rings {
-            Some(rings) if count > 1 && (batches.is_prompt() || batches.trial_is_due()) => {
+        let by_ring = &self.ring_promptness;
+        match &self.prompt_rings {
+            Some(rings) if count > 1 && (by_ring.is_prompt() || by_ring.trial_is_due()) => {
                 // It would sleep once for all of them.
-                batches.watch(1, || rings.read(requests));
+                by_ring.watch(1, || rings.read(requests));
             }
             _ => {
                 let run = || requests.into_iter().for_each(|request| request.run(&self.file));
@@ -210,13 +210,13 @@ impl FileDevice {
 }
 
 /// The engine, and the rings if it is io_uring.
-type EngineAndRings = (Box<dyn IoEngine>, Option<Arc<BatchRings>>);
+type EngineAndRings = (Box<dyn IoEngine>, Option<Arc<PromptRings>>);
 
 /// Starts the chosen engine.
 fn start_engine(file: &Arc<File>, choice: IoEngineChoice) -> Result<EngineAndRings, DeviceError> {
     let uring = || -> io::Result<EngineAndRings> {
         let engine = Box::new(UringEngine::new(Arc::clone(file))?);
-        Ok((engine, Some(Arc::new(BatchRings::new(Arc::clone(file))))))
+        Ok((engine, Some(Arc::new(PromptRings::new(Arc::clone(file))))))
     };
     let threads = || -> Result<EngineAndRings, DeviceError> {
         match ThreadEngine::new(Arc::clone(file)) {
@@ -264,17 +264,17 @@ impl Device for FileDevice {
     }
 
     fn registered_memory(&self, surface: &Surface) -> RegisteredMemory {
-        match &self.batch_rings {
+        match &self.prompt_rings {
             Some(rings) => RegisteredMemory::new(rings, surface),
             None => RegisteredMemory::none(),
         }
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
+    fn write(&self, writes: &mut [Write<'_>]) {
         if self.check_writable().is_ok() {
-            self.engine.write(batch);
+            self.engine.write(writes);
         } else {
-            for write in batch {
+            for write in writes {
                 write.result = self.check_writable();
             }
         }

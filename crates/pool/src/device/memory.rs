@@ -195,8 +195,8 @@ impl Device for MemoryDevice {
         }
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
-        for write in batch {
+    fn write(&self, writes: &mut [Write<'_>]) {
+        for write in writes {
             write.result = self.write_one(write);
         }
     }

@@ -31,7 +31,7 @@ mod testing;
 mod threads;
 mod transfer;
 mod uring;
-mod uring_batch;
+mod uring_prompt_reads;
 mod uring_reads;
 mod workers;
 
@@ -43,7 +43,7 @@ pub use memory::{Completion, MemoryDevice};
 pub use sync_memory::SyncMemory;
 #[cfg(any(test, feature = "testing"))]
 pub use testing::{Call, Fault, FaultPlan, FaultyDevice, HookedDevice, Operation, OperationCounts};
-pub use uring_batch::{RegisteredMemory, registrable_memory};
+pub use uring_prompt_reads::{RegisteredMemory, registrable_memory};
 
 /// Pages of the storage, and where a read puts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,10 +105,10 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
         RegisteredMemory::none()
     }
 
-    /// Writes all entries, in flight together, and blocks until all are done. Each entry gets its
-    /// own result. Entries must not overlap. A written entry need not be durable: see
+    /// Makes all writes, in flight together, and blocks until all are done. Each write gets its own
+    /// result. Writes must not overlap. What is written need not be durable: see
     /// [`sync`](Device::sync).
-    fn write(&self, batch: &mut [Write<'_>]);
+    fn write(&self, writes: &mut [Write<'_>]);
 
     /// Makes durable all writes, and all changes of the length, that ended before the call.
     ///
@@ -140,7 +140,8 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
     fn info(&self) -> DeviceInfo;
 }
 
-/// One entry of a batch of writes: both `parts`, in order, go to the place of `page`.
+/// One of the writes that a device makes together: both `parts`, in order, go to the place of
+/// `page`.
 #[derive(Debug)]
 pub struct Write<'a> {
     /// The first page written.
@@ -238,8 +239,8 @@ impl<D: Device + ?Sized> Device for Arc<D> {
         (**self).registered_memory(surface)
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
-        (**self).write(batch);
+    fn write(&self, writes: &mut [Write<'_>]) {
+        (**self).write(writes);
     }
 
     fn sync(&self) -> io::Result<()> {

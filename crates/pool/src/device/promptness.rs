@@ -16,7 +16,7 @@ const BEST: u32 = 16;
 const PROMPT: u32 = BEST / 2;
 /// A trial without sleep adds so much: four in a row make the storage prompt.
 const TRIAL: u32 = 2;
-/// At the best score the device watches only one batch in so many.
+/// At the best score the device watches only one call in so many.
 const WATCHED: u32 = 16;
 
 /// The score of storage that always counts as prompt, in tests.
@@ -27,8 +27,8 @@ const ALWAYS: u32 = u32::MAX;
 #[derive(Debug, Default)]
 pub(super) struct Promptness {
     score: AtomicU32,
-    /// The number of batches so far, and the batch at which the next trial is due.
-    batches: AtomicU32,
+    /// The number of calls that read so far, and the call at which the next trial is due.
+    calls: AtomicU32,
     next_trial: AtomicU32,
 }
 
@@ -44,17 +44,17 @@ impl Promptness {
         self.score.load(Ordering::Relaxed) >= PROMPT
     }
 
-    /// Whether the calling thread should do one read of this batch, to see whether it sleeps. Each
-    /// sleep makes the wait for the next trial four times as long, counted in batches.
+    /// Whether the calling thread should do one read of this call, to see whether it sleeps. Each
+    /// sleep makes the wait for the next trial four times as long, counted in calls.
     pub(super) fn trial_is_due(&self) -> bool {
-        self.batches.fetch_add(1, Ordering::Relaxed) >= self.next_trial.load(Ordering::Relaxed)
+        self.calls.fetch_add(1, Ordering::Relaxed) >= self.next_trial.load(Ordering::Relaxed)
     }
 
     /// Runs `count` reads on the calling thread and updates the score.
     pub(super) fn watch(&self, count: usize, reads: impl FnOnce()) {
         let is_watched = match self.score.load(Ordering::Relaxed) {
             ALWAYS => false,
-            BEST => self.batches.fetch_add(1, Ordering::Relaxed).is_multiple_of(WATCHED),
+            BEST => self.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(WATCHED),
             _ => true,
         };
         if !is_watched {
@@ -77,8 +77,8 @@ impl Promptness {
         };
         self.score.store(now, Ordering::Relaxed);
         if slept {
-            let batches = self.batches.load(Ordering::Relaxed);
-            self.next_trial.store(batches.saturating_mul(4), Ordering::Relaxed);
+            let calls = self.calls.load(Ordering::Relaxed);
+            self.next_trial.store(calls.saturating_mul(4), Ordering::Relaxed);
         }
     }
 }
@@ -110,12 +110,12 @@ mod tests {
         assert!(trials >= 4);
         (0..1000).for_each(|_| promptness.watch(32, || {}));
         assert!(promptness.is_prompt());
-        let mut batches = 0;
+        let mut calls = 0;
         while promptness.is_prompt() {
             promptness.watch(1, sleep);
-            batches += 1;
+            calls += 1;
         }
-        assert!(batches <= WATCHED + BEST, "{batches} slow batches were waited for");
+        assert!(calls <= WATCHED + BEST, "{calls} slow calls were waited for");
     }
 
     #[test]
@@ -128,7 +128,7 @@ mod tests {
                 promptness.watch(1, sleep);
             }
         }
-        assert!((4..=7).contains(&trials), "{trials} trials in 1000 batches");
+        assert!((4..=7).contains(&trials), "{trials} trials in 1000 calls");
         assert!(!promptness.is_prompt());
     }
 }

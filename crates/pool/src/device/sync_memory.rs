@@ -41,8 +41,8 @@ impl Device for SyncMemory {
         self.inner.registered_memory(surface)
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
-        self.inner.write(batch);
+    fn write(&self, writes: &mut [Write<'_>]) {
+        self.inner.write(writes);
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -39,24 +39,24 @@ impl IoEngine for ThreadEngine {
         }));
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
-        let shared = Arc::new(Batch::new(Arc::clone(&self.file), batch));
+    fn write(&self, writes: &mut [Write<'_>]) {
+        let shared = Arc::new(SharedWrites::new(Arc::clone(&self.file), writes));
         let helpers = self.workers.count().min(shared.runs.len().saturating_sub(1));
         self.workers.run((0..helpers).map(|_| {
             let shared = Arc::clone(&shared);
             Box::new(move || shared.help()) as Job
         }));
         shared.help();
-        for (write, result) in batch.iter_mut().zip(shared.finish()) {
+        for (write, result) in writes.iter_mut().zip(shared.finish()) {
             write.result = result;
         }
     }
 }
 
-/// One batch of writes that several threads work on, run by run. Its lifetime is erased: a thread
-/// looks at an entry only after it claims and before it finishes the entry, and the owner waits
-/// until all are finished.
-struct Batch {
+/// The writes of one call, which several threads share, run by run. Their lifetime is erased: a
+/// thread looks at an entry only after it claims and before it finishes the entry, and the owner
+/// waits until all are finished.
+struct SharedWrites {
     file: Arc<File>,
     entries: *const Write<'static>,
     len: usize,
@@ -73,19 +73,19 @@ struct Results {
 
 #[allow(unsafe_code)]
 // SAFETY: the entries are only read, and only while the owner of the borrow waits in `finish`.
-unsafe impl Send for Batch {}
+unsafe impl Send for SharedWrites {}
 #[allow(unsafe_code)]
 // SAFETY: as above; everything else is Sync by itself.
-unsafe impl Sync for Batch {}
+unsafe impl Sync for SharedWrites {}
 
-impl Batch {
-    fn new(file: Arc<File>, batch: &[Write<'_>]) -> Self {
-        let results = batch.iter().map(|_| Ok(())).collect();
+impl SharedWrites {
+    fn new(file: Arc<File>, writes: &[Write<'_>]) -> Self {
+        let results = writes.iter().map(|_| Ok(())).collect();
         Self {
             file,
-            entries: batch.as_ptr().cast(),
-            len: batch.len(),
-            runs: write_runs(batch),
+            entries: writes.as_ptr().cast(),
+            len: writes.len(),
+            runs: write_runs(writes),
             next: AtomicUsize::new(0),
             results: Mutex::new(Results { results, done: 0 }),
             all_done: Condvar::new(),
@@ -96,8 +96,8 @@ impl Batch {
     fn help(&self) {
         while let Some(run) = self.runs.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             #[allow(unsafe_code)]
-            // SAFETY: the run is within the batch and was claimed by this thread alone, and the
-            // batch's owner keeps the entries in place until these count as done, below.
+            // SAFETY: the run is within the entries and was claimed by this thread alone, and the
+            // owner keeps the entries in place until these count as done, below.
             let entries =
                 unsafe { std::slice::from_raw_parts(self.entries.add(run.start), run.len()) };
             let whole = write_blocking(&self.file, entries);

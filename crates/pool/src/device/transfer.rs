@@ -25,7 +25,7 @@ pub(super) trait IoEngine: Send + Sync + fmt::Debug {
     /// Starts reads, and calls each request's `done` once. Dropping the engine waits for all.
     fn start_reads(&self, reads: Vec<ReadRequest>);
     /// Writes, and gives every entry its result.
-    fn write(&self, batch: &mut [Write<'_>]);
+    fn write(&self, writes: &mut [Write<'_>]);
 }
 
 /// Most bytes asked of the kernel at once; it would not move 2 GiB in one go anyway.
@@ -322,12 +322,12 @@ impl ReadRequest {
     }
 }
 
-/// The lengths of the runs in a batch of writes. The entries of a run follow one another in the
+/// The runs among writes. The entries of a run follow one another in the
 /// file, and one call writes them.
-pub(super) fn write_runs(batch: &[Write<'_>]) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::with_capacity(batch.len());
+pub(super) fn write_runs(writes: &[Write<'_>]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::with_capacity(writes.len());
     let (mut bytes, mut end) = (0, None);
-    for (index, write) in batch.iter().enumerate() {
+    for (index, write) in writes.iter().enumerate() {
         let follows = end == Some(write.page) && !write.is_empty();
         match runs.last_mut() {
             Some(run) if follows && bytes + write.len() <= MERGED_MAX => {
@@ -486,8 +486,8 @@ mod tests {
             1 => Write::new(number, [&page, &[]]),
             _ => Write::new(number, [&page, &page]),
         };
-        let batch = [write(1, 1), write(2, 2), write(4, 1), write(6, 1), write(7, 0), write(7, 1)];
-        assert_eq!(write_runs(&batch), [0..3, 3..4, 4..5, 5..6]);
+        let writes = [write(1, 1), write(2, 2), write(4, 1), write(6, 1), write(7, 0), write(7, 1)];
+        assert_eq!(write_runs(&writes), [0..3, 3..4, 4..5, 5..6]);
         assert_eq!(write_runs(&[write(u64::MAX, 1), write(0, 1)]), [0..1, 1..2]);
         let many: Vec<_> = (0..200).map(|number| write(number, 1)).collect();
         assert_eq!(write_runs(&many), [0..64, 64..128, 128..192, 192..200]);

@@ -1,7 +1,7 @@
-//! The io_uring engine: batches of writes, each with a ring of its own until it ends.
+//! The io_uring engine: writes, each call with a ring of its own until it ends.
 //!
-//! Invariant: when a batch's `run` returns, nothing of the batch is in flight, so the caller may
-//! free its buffers. Reads are in `uring_reads.rs`, and in `uring_batch.rs`.
+//! Invariant: when `RingWrites::run` returns, none of its writes is in flight, so the caller may
+//! free their buffers. Reads are in `uring_reads.rs`, and in `uring_prompt_reads.rs`.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -22,13 +22,13 @@ use super::transfer::{
 use super::uring_reads::ReadRing;
 use super::workers::lock;
 
-/// Writes that one ring keeps in flight; longer batches go through it in turns.
+/// Writes that one ring keeps in flight; more go through it in turns.
 const WRITE_RING_ENTRIES: u32 = 64;
 
 /// The most rings for reads, each with a thread of its own.
 const READ_RINGS: usize = 4;
 
-/// Reads of one batch that go to the same ring.
+/// Reads of one call that go to the same ring.
 const READS_PER_RING: usize = 32;
 
 /// Idle rings that the engine keeps. More exist while more threads than this write at a time.
@@ -41,7 +41,7 @@ pub(super) struct UringEngine {
     /// Several, because submission to fast storage keeps a CPU busy.
     reads: Vec<ReadRing>,
     write_rings: Mutex<Vec<WriteRing>>,
-    /// The kernel gives no more rings: threads write batches by blocking calls.
+    /// The kernel gives no more rings: threads write by blocking calls.
     no_more_rings: AtomicBool,
 }
 
@@ -103,7 +103,7 @@ impl IoEngine for UringEngine {
 
     fn start_reads(&self, mut reads: Vec<ReadRequest>) {
         // Each thread keeps to one ring, so that it does not wake another thread's reactor. The
-        // rest of a long batch goes to the next ring.
+        // rest of many reads goes to the next ring.
         let mut ring = number_of_this_thread();
         while reads.len() > READS_PER_RING {
             let rest = reads.split_off(READS_PER_RING);
@@ -114,9 +114,9 @@ impl IoEngine for UringEngine {
         self.reads[ring % self.reads.len()].start_reads(reads);
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
+    fn write(&self, writes: &mut [Write<'_>]) {
         if let Some(mut ring) = self.take_ring() {
-            let mut run = Batch::new(&self.file, batch);
+            let mut run = RingWrites::new(&self.file, writes);
             if run.run(&mut ring.0) {
                 self.give_ring_back(ring);
                 return;
@@ -126,10 +126,10 @@ impl IoEngine for UringEngine {
             drop(ring);
             self.no_more_rings.store(true, Ordering::Relaxed);
             for index in unwritten {
-                batch[index].result = write_blocking(&self.file, &batch[index..=index]);
+                writes[index].result = write_blocking(&self.file, &writes[index..=index]);
             }
         } else {
-            for write in batch {
+            for write in writes {
                 write.result = write_blocking(&self.file, std::slice::from_ref(write));
             }
         }
@@ -199,8 +199,8 @@ impl Drop for InFlight {
     }
 }
 
-/// One batch of writes that goes through one ring. Each operation writes a run of neighbours.
-struct Batch<'a, 'b> {
+/// The writes of one call, which go through one ring. Each operation writes a run of neighbours.
+struct RingWrites<'a, 'b> {
     file: &'a File,
     entries: &'a mut [Write<'b>],
     runs: Vec<Run>,
@@ -225,7 +225,7 @@ impl Run {
     }
 }
 
-impl<'a, 'b> Batch<'a, 'b> {
+impl<'a, 'b> RingWrites<'a, 'b> {
     fn new(file: &'a File, entries: &'a mut [Write<'b>]) -> Self {
         let runs: Vec<Run> =
             write_runs(entries).into_iter().map(|run| Run::new(entries, run)).collect();
@@ -239,7 +239,7 @@ impl<'a, 'b> Batch<'a, 'b> {
         }
     }
 
-    /// Writes everything. Returns whether the ring can take another batch; if it cannot, some
+    /// Writes everything. Returns whether the ring can take more writes; if it cannot, some
     /// entries may be [`unwritten`](Self::unwritten).
     fn run(&mut self, ring: &mut IoUring) -> bool {
         let mut failures = 0;
@@ -274,7 +274,7 @@ impl<'a, 'b> Batch<'a, 'b> {
                 }
             };
             let operation = self.operation(index, offset);
-            // SAFETY: the parts are borrowed as long as this batch lives, and the vectors stay in
+            // SAFETY: the parts are borrowed as long as `self` lives, and the vectors stay in
             // place in it. `run` returns only when nothing is in flight, and `InFlight` aborts a
             // panic before that.
             if unsafe { queue.push(&operation) }.is_err() {
@@ -314,7 +314,7 @@ impl<'a, 'b> Batch<'a, 'b> {
         }
     }
 
-    /// Polls for completions until the kernel works on nothing of this batch. The kernel takes no
+    /// Polls for completions until the kernel works on none of these writes. The kernel takes no
     /// operation that it has not taken before.
     fn drain(&mut self, ring: &mut IoUring) {
         loop {

@@ -533,12 +533,12 @@ mod tests {
     use crate::{Pool, PoolOptions, PoolSize, RawPages, Space, Translation};
     use vellum_vm::{BackendChoice, BackendKind};
 
-    /// The pages of each batch of writes.
-    type Batches = Arc<Mutex<Vec<Vec<u64>>>>;
+    /// The pages of each call that writes.
+    type WrittenPages = Arc<Mutex<Vec<Vec<u64>>>>;
 
-    /// A device that notes the pages of each batch of writes.
-    fn noting() -> (Arc<HookedDevice<MemoryDevice>>, Batches) {
-        let written = Batches::default();
+    /// A device that notes the pages of each call that writes.
+    fn noting() -> (Arc<HookedDevice<MemoryDevice>>, WrittenPages) {
+        let written = WrittenPages::default();
         let device = Arc::new(HookedDevice::new(MemoryDevice::new()));
         let noted = written.clone();
         device.set_hook(move |call| {
@@ -624,13 +624,13 @@ mod tests {
         let page = pool.allocate(1).unwrap().page();
         pool.sync().unwrap();
         let held = pool.fix_shared(page).unwrap();
-        let batches = lock(&written).len();
+        let calls = lock(&written).len();
         let mut late = HeldPages::none(&pool.core);
         std::mem::forget(pool.fix_shared(page).unwrap());
         late.push(page, false);
         let results = pool.eviction.writer.write(&*pool.eviction.device, &late);
         assert!(matches!(&results[..], [Ok(())]));
-        assert_eq!(lock(&written).len(), batches);
+        assert_eq!(lock(&written).len(), calls);
         drop(held);
     }
 

@@ -1,4 +1,4 @@
-//! Writing dirty pages to the device, in batches.
+//! Writing dirty pages to the device, many by one call.
 //!
 //! The writer of a page holds it shared: readers go on, and threads that change it wait. It copies
 //! the first 4 KiB, where formats keep their checksum, and seals the copy, so that no byte changes
@@ -96,7 +96,7 @@ impl Drop for Unfinished<'_> {
     }
 }
 
-/// Writes a batch to the device. A panic of the device poisons the pool.
+/// Writes to the device by one call. A panic of the device poisons the pool.
 pub(crate) fn write_to(device: &dyn Device, core: &Core, writes: &mut [Write<'_>]) {
     let started = Instant::now();
     let unfinished = Unfinished(core);
@@ -105,7 +105,8 @@ pub(crate) fn write_to(device: &dyn Device, core: &Core, writes: &mut [Write<'_>
     core.write_latency.record(started.elapsed(), writes.len() as u64);
 }
 
-/// Writes batches of dirty pages, and keeps the buffers for the copies of their first 4 KiB.
+/// Writes dirty pages, up to a batch by one call, and keeps the buffers for the copies of their
+/// first 4 KiB.
 #[derive(Debug)]
 pub(crate) struct Writer {
     /// The most pages of one batch, whatever the size of the pool.
@@ -113,14 +114,14 @@ pub(crate) struct Writer {
     batch: AtomicUsize,
     idle: Mutex<Vec<Heads>>,
     under_way: Mutex<UnderWay>,
-    /// Signals that a batch has ended.
+    /// Signals that a call has ended.
     ended: Condvar,
 }
 
-/// The batches that the device is writing.
+/// The writes that the device is making.
 #[derive(Debug, Default)]
 struct UnderWay {
-    /// The number of the next batch.
+    /// The number of the next call.
     next: u64,
     numbers: Vec<u64>,
 }
@@ -205,9 +206,9 @@ impl Writer {
             };
             return pages.iter().map(refuse).collect();
         }
-        // From here on `wait` waits for this batch. So a checkpoint that finds a page clean, or
+        // From here on `wait` waits for these writes. So a checkpoint that finds a page clean, or
         // makes it clean, and then waits, knows that nothing writes the page any more.
-        let batch = self.begin();
+        let under_way = self.begin();
         let of_dirty = writes.into_iter().filter(|(at, _)| is_dirty(&pages[*at]));
         let (places, mut writes): (Vec<usize>, Vec<_>) = of_dirty.unzip();
         if !writes.is_empty() {
@@ -227,20 +228,20 @@ impl Writer {
                 }
             }
         }
-        // Last: a thread that waits for the batch finds its failure then.
-        drop(batch);
+        // Last: a thread that waits for the writes finds their failure then.
+        drop(under_way);
         results
     }
 
-    fn begin(&self) -> Batch<'_> {
+    fn begin(&self) -> WritesUnderWay<'_> {
         let mut under_way = lock(&self.under_way);
         let number = under_way.next;
         under_way.next += 1;
         under_way.numbers.push(number);
-        Batch { writer: self, number }
+        WritesUnderWay { writer: self, number }
     }
 
-    /// Waits until the device has written the batches that are under way.
+    /// Waits until the device has made the writes that are under way.
     pub(crate) fn wait(&self) {
         let mut under_way = lock(&self.under_way);
         let end = under_way.next;
@@ -256,13 +257,13 @@ pub(crate) fn batch_of(most: usize, capacity: u64) -> usize {
     most.clamp(1, usize::try_from(capacity / 16).unwrap_or(usize::MAX).max(1))
 }
 
-/// A batch under way. A panic of the device ends it, too.
-struct Batch<'a> {
+/// The writes of one call, under way. A panic of the device ends them, too.
+struct WritesUnderWay<'a> {
     writer: &'a Writer,
     number: u64,
 }
 
-impl Drop for Batch<'_> {
+impl Drop for WritesUnderWay<'_> {
     fn drop(&mut self) {
         let mut under_way = lock(&self.writer.under_way);
         under_way.numbers.retain(|number| *number != self.number);

@@ -42,14 +42,14 @@ pub trait PageFormat: Send + Sync + fmt::Debug + 'static {
         let _ = page;
     }
 
-    /// The write-ahead rule: returns once the log is durable up to `lsn`, the greatest number in
-    /// a batch of pages that the pool is about to write. After an error the pages stay in memory,
+    /// The write-ahead rule: returns once the log is durable up to `lsn`, the greatest number of
+    /// the pages that the pool is about to write together. After an error the pages stay in memory,
     /// dirty.
     ///
-    /// `still_dirty` says whether a page of the batch is dirty at this moment. A checkpoint that
+    /// `still_dirty` says whether one of these pages is dirty at this moment. A checkpoint that
     /// writes copies may make pages clean while the pool holds them to write them
-    /// ([`Pool::clear_dirty_if_unchanged`](crate::Pool::clear_dirty_if_unchanged)). The pool does
-    /// not write a batch without a dirty page. So a format that changes something before a write
+    /// ([`Pool::clear_dirty_if_unchanged`](crate::Pool::clear_dirty_if_unchanged)). The pool
+    /// writes nothing if none of them is dirty. So a format that changes something before a write
     /// calls `still_dirty` where no checkpoint can run between the answer and the change.
     ///
     /// An error of the kind [`WouldBlock`](io::ErrorKind::WouldBlock) says "not now": the pool must

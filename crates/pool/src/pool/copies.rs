@@ -120,14 +120,14 @@ impl Pool {
     /// A failed write poisons the pool, unless the disk is full. Some copies may be written.
     pub fn write_copies(&self, copies: &[PageCopy]) -> Result<(), PoolError> {
         self.check_writable()?;
-        for batch in copies.chunks(self.eviction.writer.batch()) {
-            let mut writes = Vec::with_capacity(batch.len());
-            for copy in batch {
+        for copies in copies.chunks(self.eviction.writer.batch()) {
+            let mut writes = Vec::with_capacity(copies.len());
+            for copy in copies {
                 let (head, body) = copy.bytes().split_at(PAGE_SIZE);
                 writes.push(Write::new(copy.page.id.0, [head, body]));
             }
             write_to(&*self.device, &self.core, &mut writes);
-            for (written, copy) in writes.into_iter().zip(batch) {
+            for (written, copy) in writes.into_iter().zip(copies) {
                 let page = copy.page;
                 written.result.map_err(|source| {
                     let error = PoolError::Write { page, source };

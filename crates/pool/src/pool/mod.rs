@@ -228,9 +228,9 @@ impl Pool {
         is_wanted: &dyn Fn(&[u8]) -> bool,
     ) -> Result<(), PoolError> {
         self.check_writable()?;
-        for batch in pages.chunks(self.eviction.writer.batch()) {
+        for pages in pages.chunks(self.eviction.writer.batch()) {
             let (mut held, mut busy) = (HeldPages::none(&self.core), Vec::new());
-            for &id in batch {
+            for &id in pages {
                 match self.try_hold_dirty(id) {
                     Hold::Held(page, was_marked) => held.push(page, was_marked),
                     Hold::Clean => {}

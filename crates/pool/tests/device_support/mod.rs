@@ -82,10 +82,10 @@ pub fn assert_holds(surface: &Surface, range: PageRange, generation: u64) {
     assert_eq!(differs, None, "first byte of {range:?} that is wrong, generation {generation}");
 }
 
-/// Writes known contents to ranges in one batch, each in two parts, split at varying places.
+/// Writes known contents to ranges by one call, each in two parts, split at varying places.
 pub fn write_all(device: &dyn Device, ranges: &[PageRange], generation: u64) {
     let buffers: Vec<_> = ranges.iter().map(|&range| Buffer::of(range, generation)).collect();
-    let mut batch: Vec<_> = ranges
+    let mut writes: Vec<_> = ranges
         .iter()
         .zip(&buffers)
         .map(|(range, buffer)| {
@@ -94,8 +94,8 @@ pub fn write_all(device: &dyn Device, ranges: &[PageRange], generation: u64) {
             Write::new(range.start, [head, body])
         })
         .collect();
-    device.write(&mut batch);
-    for write in batch {
+    device.write(&mut writes);
+    for write in writes {
         write.result.unwrap_or_else(|error| panic!("writing page {}: {error}", write.page));
     }
 }

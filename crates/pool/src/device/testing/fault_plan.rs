@@ -16,7 +16,7 @@ use super::super::workers::{Job, lock, run_foreign, wait};
 pub enum Operation {
     /// One range, blocking or not.
     Read,
-    /// One entry of a batch.
+    /// One of the writes of a call.
     Write,
     /// Making things durable.
     Sync,
@@ -68,8 +68,8 @@ pub struct OperationCounts {
     pub read_runs: u64,
     /// Entries written.
     pub writes: u64,
-    /// Batches of writes.
-    pub write_batches: u64,
+    /// Calls that write.
+    pub write_calls: u64,
     /// Syncs.
     pub syncs: u64,
     /// Changes of the length.
@@ -266,9 +266,9 @@ impl FaultPlan {
         lock(&self.shared.state).counts.read_runs += runs as u64;
     }
 
-    /// Counts a batch of writes.
-    pub(super) fn count_batch(&self) {
-        lock(&self.shared.state).counts.write_batches += 1;
+    /// Counts a call that writes.
+    pub(super) fn count_write_call(&self) {
+        lock(&self.shared.state).counts.write_calls += 1;
     }
 
     /// How much longer a read takes.

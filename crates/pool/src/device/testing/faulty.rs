@@ -297,19 +297,19 @@ impl<D: Device> Device for FaultyDevice<D> {
         self.inner().registered_memory(surface)
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
+    fn write(&self, writes: &mut [Write<'_>]) {
         self.plan.pass(Operation::Write);
-        self.plan.count_batch();
+        self.plan.count_write_call();
         let decide = |write: &Write<'_>| {
             let fault = self.plan.decide(Operation::Write)?;
             Some((fault, self.shared.replacement(&self.plan, fault, write)))
         };
-        let decisions: Vec<_> = batch.iter().map(decide).collect();
-        let mut to_write = Vec::with_capacity(batch.len());
-        let mut indices = Vec::with_capacity(batch.len());
+        let decisions: Vec<_> = writes.iter().map(decide).collect();
+        let mut to_write = Vec::with_capacity(writes.len());
+        let mut indices = Vec::with_capacity(writes.len());
         for (index, decision) in decisions.iter().enumerate() {
             let write = match decision {
-                None => Write::new(batch[index].page, batch[index].parts),
+                None => Write::new(writes[index].page, writes[index].parts),
                 Some((_, Ok(Some((page, pages))))) => Write::new(*page, [pages.bytes(), &[]]),
                 Some(_) => continue,
             };
@@ -317,13 +317,13 @@ impl<D: Device> Device for FaultyDevice<D> {
             indices.push(index);
         }
         self.shared.inner.write(&mut to_write);
-        for write in batch.iter_mut() {
+        for write in writes.iter_mut() {
             write.result = Ok(());
         }
         for (write, index) in to_write.into_iter().zip(indices) {
-            batch[index].result = write.result;
+            writes[index].result = write.result;
         }
-        for (write, decision) in batch.iter_mut().zip(decisions) {
+        for (write, decision) in writes.iter_mut().zip(decisions) {
             match decision {
                 Some((_, Err(error))) => write.result = Err(error),
                 Some((fault @ (Fault::Error(_) | Fault::Torn { .. }), _)) => {

@@ -19,9 +19,9 @@ pub enum Call<'a> {
     Read,
     /// The start of reads that do not block.
     StartReads,
-    /// A batch of writes to these pages.
+    /// Writes to these pages, by one call.
     Write(&'a [u64]),
-    /// The end of a batch of writes to these pages.
+    /// The end of the writes to these pages.
     AfterWrite(&'a [u64]),
     /// A sync.
     Sync,
@@ -92,10 +92,10 @@ impl<D: Device> Device for HookedDevice<D> {
         self.inner.registered_memory(surface)
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
-        let pages: Vec<u64> = batch.iter().map(|write| write.page).collect();
+    fn write(&self, writes: &mut [Write<'_>]) {
+        let pages: Vec<u64> = writes.iter().map(|write| write.page).collect();
         self.call_hook(Call::Write(&pages));
-        self.inner.write(batch);
+        self.inner.write(writes);
         self.call_hook(Call::AfterWrite(&pages));
     }
 

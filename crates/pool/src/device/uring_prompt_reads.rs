@@ -1,16 +1,16 @@
-//! The io_uring engine: batches of reads that the calling thread makes by itself, on storage that
-//! answers at once.
+//! The io_uring engine: reads that the calling thread makes by itself, several by one call, on
+//! prompt storage (`promptness.rs`).
 //!
 //! Of such a read a third is the copy, and the rest the kernel's work around it. A ring saves much
-//! of that. One call is enough for a batch, and the kernel knows the file and the memory already.
+//! of that. One call is enough for many, and the kernel knows the file and the memory already.
 //! For each `pread` it finds the file, finds the pages of the memory, and pins them. On ext4 over
-//! zram, a batch of 32 reads into registered memory takes 0.72 of the time of 32 `pread`s
+//! zram, 32 reads by one call into registered memory take 0.72 of the time of 32 `pread`s
 //! (docs/translation.md).
 //!
 //! Each ring has a table of the memory that the pool has registered, in chunks of 2 MiB. The kernel
 //! pins the pages of a registered chunk: it reads into these pages, whatever is mapped at their
 //! addresses by then. So memory that loses its pages must be unregistered first
-//! ([`RegisteredMemory::remove`]), which waits for the batches under way. A ring learns what has
+//! ([`RegisteredMemory::remove`]), which waits for the reads under way. A ring learns what has
 //! changed when a thread takes it.
 //!
 //! Invariants: nothing is in flight on a ring that no thread has taken. A thread that has taken a
@@ -34,13 +34,13 @@ use super::transfer::{Finished, ReadRequest, Step, call, submit_and_wait};
 use super::uring::{InFlight, new_ring};
 use super::workers::{lock, wait};
 
-/// Reads that one ring keeps in flight; longer batches go through it in turns.
+/// Reads that one ring keeps in flight; more go through it in turns.
 const ENTRIES: u32 = 64;
 
 /// The most rings. Each has the memory pinned. If as many threads read, others read page by page.
 const RINGS_MAX: usize = 16;
 
-/// After the kernel refused a ring, so many batches are read without a new one.
+/// After the kernel refused a ring, so many calls read without a new one.
 const PAUSE: u32 = 10_000;
 
 /// The bytes of a chunk.
@@ -58,7 +58,7 @@ const CHUNKS_MAX: usize = 1 << 14;
 pub fn registrable_memory(most: u64) -> io::Result<u64> {
     let pages = most / PAGE_SIZE as u64 / HUGE_PAGES * HUGE_PAGES;
     let surface = Surface::reserve(pages, BackendChoice::Auto).map_err(io::Error::other)?;
-    let mut ring = BatchRing::new(&File::open("/dev/null")?)?;
+    let mut ring = PromptRing::new(&File::open("/dev/null")?)?;
     let chunks = vec![false; CHUNKS_MAX.min((pages / HUGE_PAGES) as usize)];
     ring.memory = Memory { base: surface.base().as_ptr().addr(), chunks, ..Memory::default() };
     ring.make_table()?;
@@ -76,7 +76,7 @@ pub fn registrable_memory(most: u64) -> io::Result<u64> {
 
 /// The rings, and the memory that they may know.
 #[derive(Debug)]
-pub(super) struct BatchRings {
+pub(super) struct PromptRings {
     file: Arc<File>,
     most: usize,
     rings: Mutex<Rings>,
@@ -85,12 +85,12 @@ pub(super) struct BatchRings {
 
 #[derive(Debug, Default)]
 struct Rings {
-    idle: Vec<BatchRing>,
+    idle: Vec<PromptRing>,
     /// How many rings threads have taken.
     taken: usize,
     /// How many threads unregister memory. No ring is taken meanwhile.
     unregistering: usize,
-    /// How many more batches are read without a new ring.
+    /// How many more calls read without a new ring.
     pause: u32,
     memory: Memory,
 }
@@ -114,7 +114,7 @@ struct Memory {
 /// The owner keeps the pages of registered memory: it neither unmaps, releases nor moves them.
 #[derive(Debug)]
 pub struct RegisteredMemory {
-    rings: Weak<BatchRings>,
+    rings: Weak<PromptRings>,
     id: u64,
     base: usize,
     pages: u64,
@@ -126,7 +126,7 @@ impl RegisteredMemory {
         RegisteredMemory { rings: Weak::new(), id: 0, base: 0, pages: 0 }
     }
 
-    pub(super) fn new(rings: &Arc<BatchRings>, surface: &Surface) -> RegisteredMemory {
+    pub(super) fn new(rings: &Arc<PromptRings>, surface: &Surface) -> RegisteredMemory {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         RegisteredMemory {
             rings: Arc::downgrade(rings),
@@ -193,7 +193,7 @@ impl Memory {
     }
 }
 
-impl BatchRings {
+impl PromptRings {
     pub(super) fn new(file: Arc<File>) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let most = (2 * processors).min(RINGS_MAX);
@@ -231,7 +231,7 @@ impl BatchRings {
             None => Ok(()),
         };
         if let Err(error) = outcome {
-            tracing::warn!(%error, "reading page by page: a batch was not read by io_uring");
+            tracing::warn!(%error, "reading page by page: io_uring did not make the reads");
         }
         call(finished);
         // What no ring has done.
@@ -264,9 +264,9 @@ impl BatchRings {
 
 /// A ring that a thread has taken. Dropping this gives the ring back, if it works.
 struct TakenRing<'a> {
-    rings: &'a BatchRings,
+    rings: &'a PromptRings,
     /// None: it is not made yet, or does not work.
-    ring: Option<BatchRing>,
+    ring: Option<PromptRing>,
     /// What the ring has to follow first.
     memory: Option<Memory>,
 }
@@ -275,7 +275,7 @@ impl TakenRing<'_> {
     /// Makes reads, and waits for them. Those that remain in `reads` are not done, or not wholly.
     fn read(&mut self, reads: &mut Vec<ReadRequest>, finished: &mut Finished) -> io::Result<()> {
         let file = &self.rings.file;
-        let mut ring = self.ring.take().map_or_else(|| BatchRing::new(file), Ok)?;
+        let mut ring = self.ring.take().map_or_else(|| PromptRing::new(file), Ok)?;
         if let Some(memory) = self.memory.take() {
             ring.forget(&memory)?;
             ring.learn(&memory);
@@ -301,7 +301,7 @@ impl Drop for TakenRing<'_> {
 }
 
 /// A ring, and what it knows.
-struct BatchRing {
+struct PromptRing {
     ring: IoUring,
     /// Whether the ring knows the file, as its number 0.
     has_file: bool,
@@ -313,13 +313,13 @@ struct BatchRing {
     memory: Memory,
 }
 
-impl std::fmt::Debug for BatchRing {
+impl std::fmt::Debug for PromptRing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("BatchRing").field("has_file", &self.has_file).finish_non_exhaustive()
+        f.debug_struct("PromptRing").field("has_file", &self.has_file).finish_non_exhaustive()
     }
 }
 
-impl BatchRing {
+impl PromptRing {
     fn new(file: &File) -> io::Result<Self> {
         let ring = new_ring(ENTRIES)?;
         let has_file = ring.submitter().register_files(&[file.as_raw_fd()]).is_ok();
@@ -396,14 +396,14 @@ impl BatchRing {
         let mut outcome = Ok(());
         let limit = self.ring.params().sq_entries() as usize;
         while outcome.is_ok() && !reads.is_empty() {
-            let group = reads.split_off(reads.len().saturating_sub(limit));
-            let mut group = Group {
-                reads: group.into_iter().map(Some).collect(),
+            let next = reads.split_off(reads.len().saturating_sub(limit));
+            let mut submitted = SubmittedReads {
+                reads: next.into_iter().map(Some).collect(),
                 in_flight: InFlight(0),
                 left: &mut left,
                 finished,
             };
-            outcome = group.run(self, file);
+            outcome = submitted.run(self, file);
         }
         reads.append(&mut left);
         outcome
@@ -433,7 +433,7 @@ impl BatchRing {
     }
 }
 
-impl Drop for BatchRing {
+impl Drop for PromptRing {
     /// The kernel frees a ring some time after it is closed. Until then it would keep the file open
     /// and the memory pinned.
     fn drop(&mut self) {
@@ -447,8 +447,8 @@ impl Drop for BatchRing {
     }
 }
 
-/// Reads that are in flight together.
-struct Group<'a> {
+/// Reads that one call submits, and that are in flight together.
+struct SubmittedReads<'a> {
     /// A read is taken out when it has ended.
     reads: Vec<Option<ReadRequest>>,
     in_flight: InFlight,
@@ -456,9 +456,9 @@ struct Group<'a> {
     finished: &'a mut Finished,
 }
 
-impl Group<'_> {
+impl SubmittedReads<'_> {
     /// Makes all reads.
-    fn run(&mut self, ring: &mut BatchRing, file: &File) -> io::Result<()> {
+    fn run(&mut self, ring: &mut PromptRing, file: &File) -> io::Result<()> {
         for (index, read) in self.reads.iter_mut().enumerate() {
             let Some(read) = read else { continue };
             let operation = ring.operation(read, file).user_data(index as u64);
@@ -528,14 +528,14 @@ mod tests {
     const PAGES: u64 = 2000;
 
     /// A file each of whose pages has its number in each word, with rings.
-    fn rings() -> Option<Arc<BatchRings>> {
+    fn rings() -> Option<Arc<PromptRings>> {
         let file = tempfile::tempfile().unwrap();
         for page in 0..PAGES {
             let bytes: Vec<u8> = page.to_le_bytes().repeat(PAGE_SIZE / 8);
             file.write_all_at(&bytes, page * PAGE_SIZE as u64).unwrap();
         }
-        let rings = BatchRings::new(Arc::new(file));
-        match BatchRing::new(&rings.file) {
+        let rings = PromptRings::new(Arc::new(file));
+        match PromptRing::new(&rings.file) {
             Ok(_) => Some(Arc::new(rings)),
             Err(error) => {
                 println!("skipped: {error}");
@@ -555,8 +555,8 @@ mod tests {
         PageRange::new(number * HUGE_PAGES, HUGE_PAGES)
     }
 
-    /// Reads pages of the file into places, by one batch; the number of reads that failed.
-    fn read(rings: &BatchRings, surface: &Surface, reads: &[(PageRange, u64)]) -> u64 {
+    /// Reads pages of the file into places, by one call; the number of reads that failed.
+    fn read(rings: &PromptRings, surface: &Surface, reads: &[(PageRange, u64)]) -> u64 {
         let (calls, errors) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let request = |(pages, place): &(PageRange, u64)| {
             let (calls, errors) = (calls.clone(), errors.clone());
@@ -590,7 +590,7 @@ mod tests {
     }
 
     /// How many chunks idle rings know, all together.
-    fn known_chunks(rings: &BatchRings) -> usize {
+    fn known_chunks(rings: &PromptRings) -> usize {
         lock(&rings.rings)
             .idle
             .iter()
