@@ -386,10 +386,10 @@ impl Device for Cached {
         self.cache.start_reads(surface, reads);
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
-        let bytes = batch.iter().map(|write| (write.page as usize * 4096, write.parts.concat()));
+    fn write(&self, writes: &mut [Write<'_>]) {
+        let bytes = writes.iter().map(|write| (write.page as usize * 4096, write.parts.concat()));
         self.unwritten.lock().unwrap().extend(bytes);
-        self.cache.write(batch);
+        self.cache.write(writes);
     }
 
     fn sync(&self) -> std::io::Result<()> {

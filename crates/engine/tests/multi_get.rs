@@ -62,8 +62,8 @@ fn against_the_model(seed: u64, pool_pages: u64, page_frames: u32, entries: u64)
             assert_found(&tree, &keys, &model);
         }
     }
-    for batch in [1, 2, 31, 32, 33, 64, 300, 1000] {
-        let keys: Vec<_> = (0..batch).map(|_| key_of(random.below(entries * 5 / 4))).collect();
+    for count in [1, 2, 31, 32, 33, 64, 300, 1000] {
+        let keys: Vec<_> = (0..count).map(|_| key_of(random.below(entries * 5 / 4))).collect();
         assert_found(&tree, &keys, &model);
         let references: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
         // The lookup pins all blobs at once, and only a few of them fit into a small pool.
@@ -147,14 +147,14 @@ fn finds_unchanged_keys_while_others_write() {
 }
 
 #[test]
-fn all_reads_of_a_batch_are_in_flight_together() {
+fn all_reads_of_a_call_are_in_flight_together() {
     let (device, _store, tree) = cold(3000, 500);
     // The root, which is the parent of all leaves, and one leaf.
     assert!(tree.contains(&0u64.to_be_bytes()).unwrap());
     let plan = device.plan();
     plan.hold(Operation::Read);
     std::thread::scope(|scope| {
-        let batch = scope.spawn(|| {
+        let call = scope.spawn(|| {
             // So far apart that no two leaves are siblings.
             let keys: Vec<_> = (1..48u64).map(|number| (number * 62).to_be_bytes()).collect();
             let mut found = 0;
@@ -169,12 +169,12 @@ fn all_reads_of_a_batch_are_in_flight_together() {
         let held = plan.held(Operation::Read);
         plan.release(Operation::Read);
         assert!(all, "{} of 47 reads were in flight", held);
-        assert_eq!(batch.join().unwrap(), 47);
+        assert_eq!(call.join().unwrap(), 47);
     });
 }
 
 #[test]
-fn a_page_that_cannot_be_read_fails_the_batch_with_its_error() {
+fn a_page_that_cannot_be_read_fails_the_call_with_its_error() {
     let (device, store, tree) = cold(20_000, 60);
     let plan = device.plan();
     let keys: Vec<_> = (0..20_000u64).step_by(97).map(u64::to_be_bytes).collect();

@@ -501,9 +501,9 @@ impl Device for Machine {
         }
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
+    fn write(&self, writes: &mut [Write<'_>]) {
         self.perhaps_crash();
-        for write in &mut *batch {
+        for write in &mut *writes {
             self.pass();
             let at = write.page as usize * PAGE_SIZE;
             let begun = self.begin(Fault::Write, write.page);

@@ -37,7 +37,7 @@ use super::files::Target;
 use super::progress::BackupPace;
 use crate::error::{Error, Result};
 use crate::page::format::scratch_pool;
-use crate::redo::backup_records::LogHold;
+use crate::redo::backup_records::CopiedRecords;
 use crate::redo::log::{Held, RedoLog};
 use crate::redo::progress::RecoveryListener;
 use crate::redo::record::GroupRecord;
@@ -333,7 +333,7 @@ fn add_records(
     recovery: &mut Recovery<'_>,
 ) -> Result<(u64, Vec<(u64, u64)>)> {
     let mut taken = Vec::new();
-    let records: &LogHold = held.records();
+    let records: &CopiedRecords = held.records();
     let end = records.read(from, &mut |record| {
         if let Ok(group) = GroupRecord::read(record.bytes) {
             taken.extend(group.taken.iter().map(|range| (range.id.0, u64::from(range.frames))));

@@ -87,8 +87,8 @@ impl Device for Overlay {
         reads.into_iter().for_each(|(_, done)| done.call(Err(unreadable())));
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
-        for write in batch {
+    fn write(&self, writes: &mut [Write<'_>]) {
+        for write in writes {
             let [one, two] = write.parts;
             let second = write.page + (one.len() / PAGE_SIZE) as u64;
             let written = self.write_frames(write.page, one);

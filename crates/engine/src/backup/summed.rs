@@ -70,9 +70,9 @@ impl Device for SummedFile {
         self.to.start_reads(surface, reads);
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
-        self.to.write(batch);
-        for write in batch {
+    fn write(&self, writes: &mut [Write<'_>]) {
+        self.to.write(writes);
+        for write in writes {
             if write.result.is_ok() {
                 let [one, two] = write.parts;
                 let second = write.page + (one.len() / PAGE_SIZE) as u64;

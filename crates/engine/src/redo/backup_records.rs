@@ -22,9 +22,9 @@ const HEAD: usize = 4 + 8 + 8;
 /// Records are written when they have so many bytes together.
 const BUFFER: usize = 1 << 20;
 
-/// See the module's documentation.
+/// The records that were copied for a backup, in a file.
 #[derive(Debug)]
-pub(crate) struct LogHold {
+pub(crate) struct CopiedRecords {
     copied: Mutex<Copied>,
     file: File,
 }
@@ -41,11 +41,11 @@ struct Copied {
     failed: Option<Error>,
 }
 
-impl LogHold {
+impl CopiedRecords {
     /// Records from `from` on go to the end of `file`, which is empty.
-    pub(crate) fn new(from: Lsn, file: File) -> LogHold {
+    pub(crate) fn new(from: Lsn, file: File) -> CopiedRecords {
         let copied = Copied { next: from, limit: Lsn(u64::MAX), len: 0, failed: None };
-        LogHold { copied: Mutex::new(copied), file }
+        CopiedRecords { copied: Mutex::new(copied), file }
     }
 
     /// Copies no records from `end` on. There are none yet.
@@ -147,7 +147,7 @@ impl LogHold {
     }
 }
 
-impl Records for LogHold {
+impl Records for CopiedRecords {
     fn each(&self, from: Lsn, visit: &mut dyn FnMut(RecordRef<'_>) -> Result<()>) -> Result<()> {
         let mut visit_from = |record: RecordRef<'_>| match record.lsn < from {
             true => Ok(()),

@@ -12,7 +12,7 @@ use vellum_log::{BLOCK_BYTES, Block, Log, LogDevice, LogError, Lsn, Written};
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageId, PageRef};
 
-use super::backup_records::LogHold;
+use super::backup_records::CopiedRecords;
 use super::files::LogFiles;
 use super::pending::PendingPages;
 use super::repair::ChangedSince;
@@ -72,8 +72,8 @@ pub(crate) struct RedoLog {
     waiting: AtomicU64,
     /// How many paced checkpoints have begun to write pages.
     paced: AtomicU64,
-    /// A backup that is under way, which needs records that the log may trim.
-    hold: Mutex<Option<Arc<LogHold>>>,
+    /// The copy of the records for a backup that is under way, which a trim completes.
+    copied: Mutex<Option<Arc<CopiedRecords>>>,
     /// Places that were freed after this record, or a later one, are not used again: a backup reads
     /// them. `u64::MAX` without a backup.
     places_held: AtomicU64,
@@ -226,7 +226,7 @@ impl RedoLog {
             maps: Mutex::new(maps),
             waiting: AtomicU64::new(0),
             paced: AtomicU64::new(0),
-            hold: Mutex::default(),
+            copied: Mutex::default(),
             places_held: AtomicU64::new(u64::MAX),
             cut_signal: CutSignal::default(),
             log,
@@ -455,8 +455,8 @@ impl RedoLog {
     /// What the storage said.
     pub(crate) fn trim(&self, cut: u64) -> Result<(), LogError> {
         let before = Lsn(cut.wrapping_sub(self.begin));
-        let hold = lock(&self.hold).clone();
-        hold.iter().for_each(|hold| hold.copy_before_trim(&self.log, before));
+        let copied = lock(&self.copied).clone();
+        copied.iter().for_each(|copied| copied.copy_before_trim(&self.log, before));
         self.log.trim(before)?;
         self.trimmed.fetch_max(cut, Ordering::Release);
         Ok(())
@@ -519,7 +519,7 @@ impl RedoLog {
     /// Whether a backup is under way. The caller has [locked the maps](Self::lock_maps), so none
     /// begins meanwhile.
     pub(crate) fn is_held(&self, _maps: &MapPlaces) -> bool {
-        lock(&self.hold).is_some()
+        lock(&self.copied).is_some()
     }
 
     /// Begins to copy the records from the cut `from` on to a file, before they are trimmed. The
@@ -528,13 +528,13 @@ impl RedoLog {
     /// # Errors
     /// [`Error::InUse`] if another backup is under way.
     pub(crate) fn begin_hold(self: &Arc<Self>, from: u64, file: File) -> StoreResult<Held> {
-        let mut hold = lock(&self.hold);
-        if hold.is_some() {
+        let mut copied = lock(&self.copied);
+        if copied.is_some() {
             let what = "another backup of this store is under way: wait until it has ended";
             return Err(Error::InUse(what.into()));
         }
-        let new = Arc::new(LogHold::new(Lsn(from.wrapping_sub(self.begin)), file));
-        *hold = Some(new.clone());
+        let new = Arc::new(CopiedRecords::new(Lsn(from.wrapping_sub(self.begin)), file));
+        *copied = Some(new.clone());
         Ok(Held { log: self.clone(), records: new })
     }
 
@@ -596,12 +596,12 @@ impl RedoLog {
 #[derive(Debug)]
 pub(crate) struct Held {
     log: Arc<RedoLog>,
-    records: Arc<LogHold>,
+    records: Arc<CopiedRecords>,
 }
 
 impl Held {
     /// The records that were copied.
-    pub(crate) fn records(&self) -> &LogHold {
+    pub(crate) fn records(&self) -> &CopiedRecords {
         &self.records
     }
 
@@ -637,7 +637,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.release_places();
-        *lock(&self.log.hold) = None;
+        *lock(&self.log.copied) = None;
     }
 }
 

@@ -1,8 +1,8 @@
 //! Redo by several threads, each of which has its own pages.
 //!
-//! The thread that reads the log hands each redoer the changes of that one's own pages, in batches,
-//! in the order of the log. So no two threads share a page, and the result does not depend on which
-//! of them is faster.
+//! The thread that reads the log hands each redoer the changes of that one's own pages, many at a
+//! time, in the order of the log. So no two threads share a page, and the result does not depend on
+//! which of them is faster.
 //!
 //! A redoer begins a page at an image. It has memory for some pages only: while the log is read for
 //! the first time, it takes pages as they come. Of the other pages it notes where their records are
@@ -34,10 +34,10 @@ use crate::sync::prefetch_value;
 
 /// More threads than these would wait for the one that reads the log.
 const REDOERS_MAX: usize = 8;
-/// The changes of a batch have about so many bytes.
-const BATCH_BYTES: usize = 512 << 10;
-/// So many batches wait for a redoer.
-const BATCHES_AHEAD: usize = 4;
+/// The changes of a job have about so many bytes.
+const JOB_BYTES: usize = 512 << 10;
+/// So many jobs wait for a redoer.
+const JOBS_AHEAD: usize = 4;
 /// So many bytes of pages are written at once.
 const WRITE_BYTES: usize = 4 << 20;
 /// A redoer has so many frames in a row, so that pages next to each other are written by one write.
@@ -50,7 +50,7 @@ const PREFETCH_AHEAD: usize = 8;
 
 /// What a redoer is told.
 enum Job {
-    Redo(ChangeBatch),
+    Redo(ChangesToRedo),
     /// The log was read to its end, and these pages have changed. The redoer reports how many of
     /// its own it has not redone.
     End(Arc<ChangedPages>),
@@ -62,8 +62,8 @@ enum Job {
 
 /// Changes of a redoer's pages.
 #[derive(Default)]
-struct ChangeBatch {
-    changes: Vec<Change>,
+struct ChangesToRedo {
+    list: Vec<Change>,
     /// The parts of records that say what changes, one after the other.
     bytes: Vec<u8>,
 }
@@ -76,9 +76,9 @@ struct Change {
     at: usize,
 }
 
-impl ChangeBatch {
+impl ChangesToRedo {
     fn push(&mut self, lsn: Lsn, change: &PageRecord<'_>) {
-        self.changes.push(Change { page: change.page.id.0, lsn, at: self.bytes.len() });
+        self.list.push(Change { page: change.page.id.0, lsn, at: self.bytes.len() });
         self.bytes.extend_from_slice(change.bytes);
     }
 
@@ -99,18 +99,18 @@ pub(crate) struct RedoLimits {
     pub list_bytes: Option<usize>,
 }
 
-/// All redoers, and the batches that are collected for them.
+/// All redoers, and the changes that are collected for them.
 pub(super) struct Redoers {
     threads: Vec<Thread>,
 }
 
 /// The thread of a redoer.
 struct Thread {
-    /// The next batch for it.
-    batch: ChangeBatch,
+    /// The changes of its next job.
+    collected: ChangesToRedo,
     jobs: SyncSender<Job>,
-    /// Batches that were redone, for their memory.
-    used: Receiver<ChangeBatch>,
+    /// Changes that were redone, for their memory.
+    used: Receiver<ChangesToRedo>,
     /// How many of the redoer's pages are left at the end of the log, or after it has written.
     left: Receiver<Result<usize>>,
     handle: JoinHandle<()>,
@@ -126,7 +126,7 @@ impl Redoers {
         let count = count.min(limits.threads);
         let mut redoers = Redoers { threads: Vec::new() };
         for number in 0..count {
-            let (jobs, received) = sync_channel(BATCHES_AHEAD);
+            let (jobs, received) = sync_channel(JOBS_AHEAD);
             let (sender, left) = sync_channel(1);
             let (used_by_redoer, used) = channel();
             let redoer = Redoer {
@@ -144,7 +144,7 @@ impl Redoers {
             let handle = started.spawn(move || redoer.run(&received, &sender));
             let handle = handle.map_err(PoolError::Thread)?;
             redoers.threads.push(Thread {
-                batch: ChangeBatch::default(),
+                collected: ChangesToRedo::default(),
                 jobs,
                 used,
                 left,
@@ -159,9 +159,9 @@ impl Redoers {
         let count = self.threads.len();
         for change in changes {
             let thread = &mut self.threads[redoer_of(change.page.id.0, count)];
-            thread.batch.push(lsn, change);
-            if thread.batch.bytes.len() >= BATCH_BYTES {
-                thread.send_batch();
+            thread.collected.push(lsn, change);
+            if thread.collected.bytes.len() >= JOB_BYTES {
+                thread.send_collected();
             }
         }
     }
@@ -200,7 +200,7 @@ impl Redoers {
     /// Gives each redoer a job, and returns the number of pages that they leave.
     fn ask(&mut self, job: impl Fn() -> Job) -> Result<usize> {
         for thread in &mut self.threads {
-            thread.send_batch();
+            thread.send_collected();
             thread.send(job());
         }
         let mut all = Ok(0);
@@ -218,13 +218,13 @@ impl Redoers {
 }
 
 impl Thread {
-    fn send_batch(&mut self) {
+    fn send_collected(&mut self) {
         let next = self.used.try_recv().unwrap_or_default();
-        let mut batch = std::mem::replace(&mut self.batch, next);
+        let mut changes = std::mem::replace(&mut self.collected, next);
         if is_planted(StoreBug::WrongOrder) {
-            batch.changes.reverse();
+            changes.list.reverse();
         }
-        self.send(Job::Redo(batch));
+        self.send(Job::Redo(changes));
     }
 
     fn send(&self, job: Job) {
@@ -384,7 +384,7 @@ struct Redoer {
     written: HashSet<u64, BuildHasherDefault<PageHasher>>,
     /// The pages that have changed, once the log was read.
     newest: Option<Arc<ChangedPages>>,
-    used: Sender<ChangeBatch>,
+    used: Sender<ChangesToRedo>,
 }
 
 impl Redoer {
@@ -392,12 +392,12 @@ impl Redoer {
         let mut failed = None;
         for job in jobs {
             match job {
-                Job::Redo(mut batch) if failed.is_none() => {
-                    failed = self.redo_all(&batch).err();
-                    batch.changes.clear();
-                    batch.bytes.clear();
+                Job::Redo(mut changes) if failed.is_none() => {
+                    failed = self.redo_all(&changes).err();
+                    changes.list.clear();
+                    changes.bytes.clear();
                     // The other end may be gone.
-                    let _ = self.used.send(batch);
+                    let _ = self.used.send(changes);
                 }
                 Job::Redo(_) => {}
                 // The other end waits for these, unless it has failed.
@@ -421,18 +421,18 @@ impl Redoer {
         redoer_of(page, self.count) == self.number
     }
 
-    fn redo_all(&mut self, batch: &ChangeBatch) -> Result<()> {
-        for (at, change) in batch.changes.iter().enumerate() {
+    fn redo_all(&mut self, changes: &ChangesToRedo) -> Result<()> {
+        for (at, change) in changes.list.iter().enumerate() {
             // The page's header, and the slot.
-            self.prefetch(batch, at + 2 * PREFETCH_AHEAD, |node, slot| {
+            self.prefetch(changes, at + 2 * PREFETCH_AHEAD, |node, slot| {
                 [Some(0), Some(node.slot_place(slot))]
             });
             // The slot is in the cache by now, and says where the payload is.
-            self.prefetch(batch, at + PREFETCH_AHEAD, |node, slot| {
+            self.prefetch(changes, at + PREFETCH_AHEAD, |node, slot| {
                 let cell = node.payload_place(slot).ok();
                 [cell.map(|cell| cell.offset), cell.map(|cell| cell.offset + cell.len)]
             });
-            self.redo(change.lsn, &batch.read(change)?)?;
+            self.redo(change.lsn, &changes.read(change)?)?;
         }
         Ok(())
     }
@@ -440,14 +440,14 @@ impl Redoer {
     /// Has the CPU fetch bytes of a page, of which one slot will change.
     fn prefetch(
         &self,
-        batch: &ChangeBatch,
+        changes: &ChangesToRedo,
         at: usize,
         places: impl Fn(Node<&[u8]>, usize) -> [Option<usize>; 2],
     ) {
-        let Some(change) = batch.changes.get(at) else { return };
+        let Some(change) = changes.list.get(at) else { return };
         let Some(number) = self.pages.get(&change.page) else { return };
         let bytes = self.memory.bytes(*number);
-        let slot = batch.read(change).ok().and_then(|change| change.first_slot());
+        let slot = changes.read(change).ok().and_then(|change| change.first_slot());
         for place in slot.into_iter().flat_map(|slot| places(Node::new(bytes), slot)).flatten() {
             bytes.get(place).into_iter().for_each(prefetch_value);
         }
@@ -527,8 +527,8 @@ pub(super) fn write_pages(device: &Arc<dyn Device>, pages: &[PageCopy]) -> Resul
 /// Writes pages of one length, each with its first frame.
 fn write_all(device: &Arc<dyn Device>, pages: &[(u64, &[u8])]) -> Result<()> {
     let bytes = pages.first().map_or(PAGE_SIZE, |(_, bytes)| bytes.len());
-    for batch in pages.chunks((WRITE_BYTES / bytes).max(1)) {
-        let writes = batch.iter().map(|&(id, bytes)| Write::new(id, [bytes, &[]]));
+    for pages in pages.chunks((WRITE_BYTES / bytes).max(1)) {
+        let writes = pages.iter().map(|&(id, bytes)| Write::new(id, [bytes, &[]]));
         let mut writes: Vec<_> = writes.collect();
         device.write(&mut writes);
         for write in writes {

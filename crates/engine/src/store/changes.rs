@@ -324,13 +324,13 @@ impl ChangeTracker {
         }
     }
 
-    fn note(&self, batch: &[Write<'_>]) {
+    fn note(&self, writes: &[Write<'_>]) {
         if !self.notes.load(Ordering::Acquire) || is_planted(StoreBug::UnnotedWrite) {
             return;
         }
         let mut sets = lock(&self.sets);
         for written in sets.written() {
-            for write in batch {
+            for write in writes {
                 let bytes: usize = write.parts.iter().map(|part| part.len()).sum();
                 written.insert(write.page, (bytes / PAGE_SIZE) as u64);
             }
@@ -388,10 +388,10 @@ impl Device for TrackedDevice {
         self.inner.registered_memory(surface)
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
-        self.tracker.note(batch);
-        self.inner.write(batch);
-        self.tracker.note(batch);
+    fn write(&self, writes: &mut [Write<'_>]) {
+        self.tracker.note(writes);
+        self.inner.write(writes);
+        self.tracker.note(writes);
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -141,8 +141,8 @@ impl Row {
     fn read_ahead_from(&mut self, index: usize, tree: TreeRef<'_>) {
         let pool = &tree.pages.pool;
         let mut left = (pool.capacity() / 16).min(Row::FRAMES);
-        // Start a new batch only when less than half of the pages are ahead, so that batches are
-        // large.
+        // Start reads only when less than half of the pages are ahead, so that many are started
+        // together.
         let ahead = self.pages.get(index..self.started).unwrap_or_default();
         if ahead.iter().map(|page| u64::from(page.frames)).sum::<u64>() > left / 2 {
             return;

@@ -1,8 +1,8 @@
 //! Frees all pages of a tree, to drop it or to clear it.
 //!
-//! The pages are freed in batches. A record of the log says that all pages of a batch are free, and
-//! then each of them is freed. No page is locked while the thread reads the next ones or waits for
-//! a lock, because a reader may hold one page of the tree and wait for another one.
+//! Many pages are freed together. One record of the log says that they are free, and then each of
+//! them is freed. No page is locked while the thread reads the next ones or waits for a lock,
+//! because a reader may hold one page of the tree and wait for another one.
 
 use std::collections::BTreeMap;
 use std::mem::take;
@@ -72,9 +72,9 @@ impl<'a> TreeRef<'a> {
     /// The tree is gone already. So this has no error: pages that cannot be read stay allocated and
     /// unused, with those below them.
     pub(crate) fn free_all(self, change: &Change<'_>) {
-        let mut batch = PagesToFree::new();
-        self.free_from(change, &mut batch, self.root_page(), u8::MAX);
-        self.free_rest(change, batch);
+        let mut to_free = PagesToFree::new();
+        self.free_from(change, &mut to_free, self.root_page(), u8::MAX);
+        self.free_rest(change, to_free);
     }
 
     /// Removes all entries: makes the root an empty leaf, which readers see as one step, and frees
@@ -99,9 +99,9 @@ impl<'a> TreeRef<'a> {
             popped.store(0, Ordering::Relaxed);
         }
         drop(root);
-        let mut batch = PagesToFree::new();
-        self.free_below(change, &mut batch, references);
-        self.free_rest(change, batch);
+        let mut to_free = PagesToFree::new();
+        self.free_below(change, &mut to_free, references);
+        self.free_rest(change, to_free);
         Ok(())
     }
 
@@ -137,23 +137,29 @@ impl<'a> TreeRef<'a> {
 
     /// Adds a node, which must belong to this tree and have at most `level_max`, and all that is
     /// below it.
-    fn free_from(self, change: &Change<'_>, batch: &mut PagesToFree, page: PageRef, level_max: u8) {
+    fn free_from(
+        self,
+        change: &Change<'_>,
+        to_free: &mut PagesToFree,
+        page: PageRef,
+        level_max: u8,
+    ) {
         let guard = self.pages.pool.fix_shared(page).map_err(Error::from);
         let read = guard.and_then(|guard| self.references_of(LeafBytes::from(&guard), level_max));
         let references = match read {
             Ok(references) => references,
-            Err(error) => return batch.note(error),
+            Err(error) => return to_free.note(error),
         };
-        if !batch.add(page) {
+        if !to_free.add(page) {
             return;
         }
-        batch.nodes.push((page, references.level));
-        // The pool still has the nodes of a batch when they are freed.
+        to_free.nodes.push((page, references.level));
+        // The pool still has these nodes when they are freed.
         let in_pool = self.pages.pool.capacity() / u64::from(8 * page.frames);
-        if batch.nodes.len() as u64 >= in_pool.clamp(1, RANGES_MAX as u64 / 2) {
-            self.free_batch(change, batch);
+        if to_free.nodes.len() as u64 >= in_pool.clamp(1, RANGES_MAX as u64 / 2) {
+            self.free_now(change, to_free);
         }
-        self.free_below(change, batch, references);
+        self.free_below(change, to_free, references);
     }
 
     /// The references of a node, which must belong to this tree and have at most `level_max`.
@@ -181,29 +187,29 @@ impl<'a> TreeRef<'a> {
         Ok(references)
     }
 
-    fn free_below(self, change: &Change<'_>, batch: &mut PagesToFree, references: References) {
+    fn free_below(self, change: &Change<'_>, to_free: &mut PagesToFree, references: References) {
         for blob in references.blobs {
             if self.is_foreign(blob) {
                 let what = format!("it is not a value of tree {}", self.state.id);
-                batch.note(Error::damaged(blob.page, what));
-            } else if !blob.is_whole() || batch.add(blob.page) {
-                batch.blobs.push(blob);
-                if batch.blobs.len() >= RANGES_MAX / 2 {
-                    self.free_batch(change, batch);
+                to_free.note(Error::damaged(blob.page, what));
+            } else if !blob.is_whole() || to_free.add(blob.page) {
+                to_free.blobs.push(blob);
+                if to_free.blobs.len() >= RANGES_MAX / 2 {
+                    self.free_now(change, to_free);
                 }
             }
         }
         for child in references.children {
-            self.free_from(change, batch, self.page(child), references.level - 1);
+            self.free_from(change, to_free, self.page(child), references.level - 1);
         }
     }
 
-    /// Logs that the pages of a batch are free, frees them, and empties the batch. If the log has
-    /// no room for the record, the pages are freed after the next checkpoint.
-    fn free_batch(self, change: &Change<'_>, batch: &mut PagesToFree) {
-        let (nodes, blobs) = (take(&mut batch.nodes), take(&mut batch.blobs));
+    /// Logs that these pages are free, frees them, and empties `to_free`. If the log has no room
+    /// for the record, the pages are freed after the next checkpoint.
+    fn free_now(self, change: &Change<'_>, to_free: &mut PagesToFree) {
+        let (nodes, blobs) = (take(&mut to_free.nodes), take(&mut to_free.blobs));
         let mut runs = PageRuns::default();
-        take(&mut batch.pages).into_values().for_each(|page| runs.push(page));
+        take(&mut to_free.pages).into_values().for_each(|page| runs.push(page));
         if let Err(error) = self.pages.log_freed(&record_ranges(runs.ranges())) {
             tracing::debug!("pages of the tree {:?} are freed later: {error}", self.state.name());
             return self.free_later(change, nodes, blobs);
@@ -213,8 +219,8 @@ impl<'a> TreeRef<'a> {
                 Ok(guard) if Node::new(&guard[..]).is_of(self.state.id, level) => {
                     self.free_page(change, guard);
                 }
-                Ok(_) => batch.note(Error::damaged(page, "it has become a page of another tree")),
-                Err(error) => batch.note(error.into()),
+                Ok(_) => to_free.note(Error::damaged(page, "it has become a page of another tree")),
+                Err(error) => to_free.note(error.into()),
             }
         }
         // Now no reader reaches a leaf that refers to them. The pages of values in pieces have
@@ -222,7 +228,7 @@ impl<'a> TreeRef<'a> {
         blobs.into_iter().for_each(|blob| self.free_blob(change, blob));
     }
 
-    /// Has the pages of a batch freed after the next checkpoint.
+    /// Has these pages freed after the next checkpoint.
     fn free_later(self, change: &Change<'_>, nodes: Vec<(PageRef, u8)>, blobs: Vec<BlobRef>) {
         let mut unused = PageRuns::default();
         for (page, _) in nodes {
@@ -244,10 +250,10 @@ impl<'a> TreeRef<'a> {
         }
     }
 
-    /// Frees the last batch, and warns if not all pages of the tree could be freed.
-    fn free_rest(self, change: &Change<'_>, mut batch: PagesToFree) {
-        self.free_batch(change, &mut batch);
-        if let Err(error) = batch.outcome {
+    /// Frees the last pages, and warns if not all pages of the tree could be freed.
+    fn free_rest(self, change: &Change<'_>, mut to_free: PagesToFree) {
+        self.free_now(change, &mut to_free);
+        if let Err(error) = to_free.outcome {
             tracing::warn!("pages of the tree {:?} stay unused: {error}", self.state.name());
         }
     }

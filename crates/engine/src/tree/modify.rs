@@ -24,8 +24,8 @@ use crate::value::Value;
 
 /// The most entries, and bytes of keys and values, that `extend` stores within one change of the
 /// store.
-const BATCH: usize = 128;
-const BATCH_BYTES: usize = 64 << 10;
+const EXTEND_ENTRIES: usize = 128;
+const EXTEND_BYTES: usize = 64 << 10;
 
 /// What to do if the tree has the key already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,19 +213,19 @@ impl<'a> TreeRef<'a> {
         self,
         entries: impl Iterator<Item = (K, V)>,
     ) -> Result<u64> {
-        let (mut stored, mut batch, mut bytes) = (0, Vec::with_capacity(BATCH), 0);
+        let (mut stored, mut collected, mut bytes) = (0, Vec::with_capacity(EXTEND_ENTRIES), 0);
         let mut entries = entries.fuse();
         loop {
             let next = entries.next();
             let ended = next.is_none();
             if let Some((key, value)) = next {
                 bytes += key.as_ref().len() + value.as_ref().len();
-                batch.push((key, value));
+                collected.push((key, value));
             }
-            if ended || batch.len() == BATCH || bytes >= BATCH_BYTES {
+            if ended || collected.len() == EXTEND_ENTRIES || bytes >= EXTEND_BYTES {
                 let mut change = self.pages.change()?;
                 self.check_dropped()?;
-                let mut rest = &batch[..];
+                let mut rest = &collected[..];
                 while let [(key, value), ..] = rest {
                     if !change.has_room() {
                         // Only between changes can a full log wait for a checkpoint.
@@ -241,10 +241,10 @@ impl<'a> TreeRef<'a> {
                         rest = &rest[self.extend_leaf(&change, rest)?..];
                     }
                 }
-                stored += batch.len() as u64;
+                stored += collected.len() as u64;
                 // Keys and values may do anything when they are dropped.
                 drop(change);
-                batch.clear();
+                collected.clear();
                 bytes = 0;
             }
             if ended {

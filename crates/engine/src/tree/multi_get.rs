@@ -7,8 +7,8 @@
 //! lookups together, and goes on with the others. It waits only if no lookup can go on.
 //!
 //! Each lookup is an optimistic descent of its own, by the rules in `lookup.rs`: a change on its
-//! path restarts only this lookup. A lookup holds no page between two turns, so a batch needs no
-//! more pages at a time than one lookup.
+//! path restarts only this lookup. A lookup holds no page between two turns, so all together
+//! need no more pages at a time than one.
 
 use vellum_pool::{OptimisticGuard, PageRef};
 
@@ -83,8 +83,8 @@ enum LookupProgress {
     Done,
 }
 
-/// A batch of lookups.
-struct Batch<'a, 'k, K, V> {
+/// The lookups of one call of `multi_get`.
+struct MultiGet<'a, 'k, K, V> {
     tree: TreeRef<'a>,
     keys: &'k [K],
     visit: V,
@@ -129,7 +129,7 @@ impl<'a> TreeRef<'a> {
         visit: impl FnMut(usize, FoundValue<'_, 'a>),
     ) -> Result<()> {
         let pages = self.pages.pool.capacity() / 4 / u64::from(self.pages.page_frames);
-        let mut batch = Batch {
+        let mut lookups = MultiGet {
             tree: self,
             keys,
             visit,
@@ -144,8 +144,8 @@ impl<'a> TreeRef<'a> {
             short: [0; SHORT_MAX],
             long: Vec::new(),
         };
-        let outcome = batch.run();
-        self.pages.pool.count_optimistic(batch.entered);
+        let outcome = lookups.run();
+        self.pages.pool.count_optimistic(lookups.entered);
         outcome
     }
 
@@ -161,7 +161,7 @@ impl<'a> TreeRef<'a> {
     }
 }
 
-impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V> {
+impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> MultiGet<'a, '_, K, V> {
     #[inline(always)]
     fn run(&mut self) -> Result<()> {
         let mut active: [Lookup<'a>; ACTIVE] = std::array::from_fn(|index| self.start(index));

@@ -111,7 +111,7 @@ impl<'v> ViewEntries<'v> {
         if let Some(reads) = reads {
             lock(reads).begin_iterator(tree.state.id);
         }
-        let batch = |next: &Bound<Vec<u8>>| UnreadEntries {
+        let unread = |next: &Bound<Vec<u8>>| UnreadEntries {
             cursor: Cursor::new(tree),
             slots: 0..0,
             others: VecDeque::new(),
@@ -124,8 +124,8 @@ impl<'v> ViewEntries<'v> {
             changes,
             reads,
             left: bounds.clone(),
-            front: batch(&bounds.0),
-            back: batch(&bounds.1),
+            front: unread(&bounds.0),
+            back: unread(&bounds.1),
             bounds,
             key: Vec::new(),
             keys_only: false,
@@ -186,11 +186,11 @@ impl<'v> ViewEntries<'v> {
 
     /// A value of the leaf that this end has reached.
     fn in_leaf(&self, direction: Direction, place: PayloadPlace) -> Result<&[u8]> {
-        let (page, bytes) = self.batch(direction).cursor.copied_leaf();
+        let (page, bytes) = self.unread(direction).cursor.copied_leaf();
         Node::new(bytes).payload(place).map_err(|torn| Error::torn(page, torn))
     }
 
-    fn batch(&self, direction: Direction) -> &UnreadEntries<'v> {
+    fn unread(&self, direction: Direction) -> &UnreadEntries<'v> {
         match direction {
             Direction::Forward => &self.front,
             Direction::Backward => &self.back,
@@ -248,19 +248,19 @@ impl<'v> ViewEntries<'v> {
     /// sees none. `None` if the leaf has no more keys.
     fn step(&mut self, direction: Direction) -> Result<Option<Option<Reached<'v>>>> {
         let is_forward = direction == Direction::Forward;
-        let batch = if is_forward { &mut self.front } else { &mut self.back };
-        let (page, bytes) = batch.cursor.copied_leaf();
+        let unread = if is_forward { &mut self.front } else { &mut self.back };
+        let (page, bytes) = unread.cursor.copied_leaf();
         let node = Node::new(bytes);
         let torn = |torn| Error::torn(page, torn);
         let slot = match is_forward {
-            _ if batch.slots.is_empty() => None,
-            true => Some(batch.slots.start),
-            false => Some(batch.slots.end - 1),
+            _ if unread.slots.is_empty() => None,
+            true => Some(unread.slots.start),
+            false => Some(unread.slots.end - 1),
         };
         if let Some(slot) = slot {
             node.key_into(slot, &mut self.key).map_err(torn)?;
         }
-        let other = if is_forward { batch.others.front() } else { batch.others.back() };
+        let other = if is_forward { unread.others.front() } else { unread.others.back() };
         let order = match (slot, other) {
             (None, None) => return Ok(None),
             (Some(_), None) => Ordering::Less,
@@ -271,8 +271,8 @@ impl<'v> ViewEntries<'v> {
         // The leaf's entry comes first, or both have the same key.
         if order.is_le() {
             match is_forward {
-                true => batch.slots.start += 1,
-                false => batch.slots.end -= 1,
+                true => unread.slots.start += 1,
+                false => unread.slots.end -= 1,
             }
         }
         if let (Ordering::Less, Some(slot)) = (order, slot) {
@@ -282,7 +282,7 @@ impl<'v> ViewEntries<'v> {
                 false => Reached::Found(Found::InLeaf(place)),
             })));
         }
-        let other = if is_forward { batch.others.pop_front() } else { batch.others.pop_back() };
+        let other = if is_forward { unread.others.pop_front() } else { unread.others.pop_back() };
         let Some((key, seen)) = other else { return Ok(None) };
         self.key.clear();
         self.key.extend_from_slice(&key);
@@ -312,7 +312,7 @@ impl<'v> ViewEntries<'v> {
         from: Bound<Vec<u8>>,
     ) -> Result<Option<Bound<Vec<u8>>>> {
         let is_forward = direction == Direction::Forward;
-        let batch = if is_forward { &mut self.front } else { &mut self.back };
+        let unread = if is_forward { &mut self.front } else { &mut self.back };
         // The smallest key after the upper fence of a leaf belongs to the next leaf.
         let above = match &from {
             Bound::Excluded(key) if is_forward => [&key[..], &[0]].concat(),
@@ -324,16 +324,16 @@ impl<'v> ViewEntries<'v> {
             Bound::Unbounded if is_forward => Target::Key(&[]),
             Bound::Unbounded => Target::Last,
         };
-        let came_from = std::mem::replace(&mut batch.has_begun, true).then_some(direction);
-        let mut copied = batch.cursor.copy_leaf(target, came_from).map(drop);
+        let came_from = std::mem::replace(&mut unread.has_begun, true).then_some(direction);
+        let mut copied = unread.cursor.copy_leaf(target, came_from).map(drop);
         if matches!(copied, Err(Error::NoSuchTree(_))) {
             // The tree was dropped meanwhile. This view still sees it.
             self.tree = self.tree.at(self.view.time());
-            batch.cursor = Cursor::new(self.tree);
-            copied = batch.cursor.copy_leaf(target, came_from).map(drop);
+            unread.cursor = Cursor::new(self.tree);
+            copied = unread.cursor.copy_leaf(target, came_from).map(drop);
         }
         copied?;
-        let (page, bytes) = batch.cursor.copied_leaf();
+        let (page, bytes) = unread.cursor.copied_leaf();
         let node = Node::new(bytes);
         let torn = |torn| Error::torn(page, torn);
         let fence = if is_forward { node.upper() } else { node.lower() }.map_err(torn)?;
@@ -352,9 +352,9 @@ impl<'v> ViewEntries<'v> {
         });
         let slots = slots_in(node, &covered).map_err(torn)?;
         let (is_hidden, others) = self.others_in(&covered);
-        let batch = if is_forward { &mut self.front } else { &mut self.back };
-        batch.slots = if is_hidden { 0..0 } else { slots };
-        batch.others = others;
+        let unread = if is_forward { &mut self.front } else { &mut self.back };
+        unread.slots = if is_hidden { 0..0 } else { slots };
+        unread.others = others;
         Ok(next)
     }
 

@@ -167,15 +167,15 @@ impl Device for PowerDevice {
         self.memory.start_reads(surface, reads);
     }
 
-    fn write(&self, batch: &mut [Write<'_>]) {
+    fn write(&self, writes: &mut [Write<'_>]) {
         self.before();
         let mut state = self.state.lock().unwrap();
-        for write in batch.iter() {
+        for write in writes.iter() {
             let at = write.page as usize * PAGE_SIZE;
             state.unsynced.push(Unsynced::Write(at, write.parts.concat()));
         }
         drop(state);
-        self.memory.write(batch);
+        self.memory.write(writes);
         self.linger(100);
     }
 
