@@ -40,8 +40,8 @@ use crate::sync::{AtomicU64, Ordering};
 
 pub use separate_writers::{Taken, Tried};
 
-/// Pages that are evicted or written at once, with one shootdown (paper, section 4.1).
-const BATCH: usize = 512;
+/// The most pages that are evicted or written together, with one shootdown (paper, section 4.1).
+const BATCH_PAGES: usize = 512;
 
 /// How often a thread that finds no frame waits before it reports that the cache is full. The
 /// threads that have the last frames for a moment only give them back long before.
@@ -541,8 +541,9 @@ impl<'a, E: Environment, P: Policy> Cache<'a, E, P> {
     /// Evicts pages that the policy proposes, or `any` pages. Returns how many have left, and the
     /// first error with its file.
     fn evict_batch(&self, refused: Refused, any: bool) -> (u64, Option<(E::Error, u32)>) {
-        let most = (self.size() as usize / 8).clamp(1, BATCH);
-        let mut batch = Batch { cache: self, refused, pages: [NO_PAGE; BATCH], count: 0, most };
+        let most = (self.size() as usize / 8).clamp(1, BATCH_PAGES);
+        let mut batch =
+            EvictionBatch { cache: self, refused, pages: [NO_PAGE; BATCH_PAGES], count: 0, most };
         if any {
             (0..self.frames.count()).for_each(|frame| _ = batch.take(frame));
         } else {
@@ -675,7 +676,7 @@ impl<'a, E: Environment, P: Policy> Cache<'a, E, P> {
         discard: bool,
         clean: bool,
     ) -> (Evicted, u64, Result<(), E::Error>) {
-        let mut pages = [NO_PAGE; BATCH];
+        let mut pages = [NO_PAGE; BATCH_PAGES];
         let (mut count, mut evicted, mut dirty, mut result) = (0, Evicted::default(), 0, Ok(()));
         let mut flush = |pages: &mut [Page], evicted: &mut Evicted| {
             let (gone, error) = self.evict(pages, discard);
@@ -705,7 +706,7 @@ impl<'a, E: Environment, P: Policy> Cache<'a, E, P> {
                         continue;
                     }
                 }
-                if count == BATCH {
+                if count == BATCH_PAGES {
                     flush(&mut pages, &mut evicted);
                     count = 0;
                 }
@@ -776,10 +777,10 @@ impl<'a, E: Environment, P: Policy> Cache<'a, E, P> {
             attempt += 1;
         };
         let (mut position, mut written, mut result) = (0, 0, Ok(()));
-        let mut pages = [NO_PAGE; BATCH];
+        let mut pages = [NO_PAGE; BATCH_PAGES];
         while sorted.get(position).is_some() {
             let (mut count, mut attempt) = (0, 0);
-            while let Some(key) = sorted.get(position).filter(|_| count < BATCH) {
+            while let Some(key) = sorted.get(position).filter(|_| count < BATCH_PAGES) {
                 match self.try_lock_dirty(key) {
                     Lock::Clean => {}
                     Lock::Locked(page) => {
@@ -1044,23 +1045,23 @@ enum Refused {
 }
 
 /// A batch of pages that leave, as the policy proposes them.
-struct Batch<'c, 'a, E, P> {
+struct EvictionBatch<'c, 'a, E, P> {
     cache: &'c Cache<'a, E, P>,
     /// Pages that may not leave.
     refused: Refused,
-    pages: [Page; BATCH],
+    pages: [Page; BATCH_PAGES],
     count: usize,
     most: usize,
 }
 
 /// A policy that panics leaves pages in the batch: they stay in the cache.
-impl<E, P> Drop for Batch<'_, '_, E, P> {
+impl<E, P> Drop for EvictionBatch<'_, '_, E, P> {
     fn drop(&mut self) {
         self.pages[..self.count].iter().for_each(|page| self.cache.frames.keep(page.frame));
     }
 }
 
-impl<E: Environment, P: Policy> Evictor for Batch<'_, '_, E, P> {
+impl<E: Environment, P: Policy> Evictor for EvictionBatch<'_, '_, E, P> {
     fn wants_more(&self) -> bool {
         self.count < self.most
     }

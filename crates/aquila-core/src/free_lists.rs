@@ -1,8 +1,8 @@
 //! Free frames, in lists of two levels (paper, section 3.2).
 //!
 //! Each processor has a list, and each NUMA node has one. A processor takes frames from its own
-//! list; a list that has become long gives a *batch* to the node's list, and one that is empty
-//! takes a batch from it: a batch is one element of the node's list, so it moves by one exchange.
+//! list; a list that has become long gives a *bundle* to the node's list, and one that is empty
+//! takes a bundle from it: a bundle is one element of the node's list, so it moves by one exchange.
 //! Only when all nodes have nothing a processor takes from the lists of others.
 //!
 //! A list is a stack. Its head is one word: the first frame, and a tag that every change
@@ -12,7 +12,7 @@ use crate::frame::Frame;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Frames that move at once between a processor and a node, in a large cache.
-const BATCH: u32 = 4096;
+const BUNDLE_FRAMES: u32 = 4096;
 
 const LOW: u64 = u32::MAX as u64;
 const TAG: u64 = 1 << 32;
@@ -22,8 +22,8 @@ const TAG: u64 = 1 << 32;
 enum Level {
     /// Frame to frame: the lower half of the word.
     Frame,
-    /// First frame of a batch to first frame of a batch: the upper half.
-    Batch,
+    /// First frame of a bundle to first frame of a bundle: the upper half.
+    Bundle,
 }
 
 /// The lists.
@@ -35,7 +35,8 @@ pub(crate) struct FreeLists<'a> {
     nodes: &'a [AtomicU64],
     /// The links of each frame.
     links: &'a [AtomicU64],
-    batch: u32,
+    /// The frames of a bundle.
+    bundle_frames: u32,
 }
 
 impl<'a> FreeLists<'a> {
@@ -58,7 +59,7 @@ impl<'a> FreeLists<'a> {
         let frames = links.len() as u32;
         // All processors together keep at most half of the frames to themselves.
         let share = frames / (4 * (processors.len() as u32 / 2));
-        Self { processors, nodes, links, batch: share.clamp(1, BATCH) }
+        Self { processors, nodes, links, bundle_frames: share.clamp(1, BUNDLE_FRAMES) }
     }
 
     /// Takes a free frame, if there is one.
@@ -71,7 +72,7 @@ impl<'a> FreeLists<'a> {
         let nodes = self.nodes.len() - 1;
         for step in 0..nodes {
             let head = &self.nodes[(node + step) % nodes];
-            if let Some(first) = self.pop(head, Level::Batch) {
+            if let Some(first) = self.pop(head, Level::Bundle) {
                 self.take_over(own, first);
                 return Some(first);
             }
@@ -85,8 +86,8 @@ impl<'a> FreeLists<'a> {
         self.push(&self.processors[2 * own], Level::Frame, frame, frame);
         // The length is below zero for a moment if another thread takes the frame before it counts.
         let length = self.processors[2 * own + 1].fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        if length >= 2 * u64::from(self.batch) && length <= LOW {
-            self.give_batch(own, node);
+        if length >= 2 * u64::from(self.bundle_frames) && length <= LOW {
+            self.give_bundle(own, node);
         }
     }
 
@@ -110,13 +111,13 @@ impl<'a> FreeLists<'a> {
         Some(frame)
     }
 
-    /// Moves a batch from a processor's list to a node's.
-    fn give_batch(&self, processor: usize, node: usize) {
+    /// Moves a bundle from a processor's list to a node's.
+    fn give_bundle(&self, processor: usize, node: usize) {
         let Some(first) = self.take_of(processor) else {
             return;
         };
         let mut last = first;
-        for taken in 1..self.batch {
+        for taken in 1..self.bundle_frames {
             let Some(frame) = self.take_of(processor) else {
                 // Other processors have taken the rest.
                 self.push(&self.processors[2 * processor], Level::Frame, first, last);
@@ -128,10 +129,10 @@ impl<'a> FreeLists<'a> {
         }
         self.set_link(last, Level::Frame, 0);
         let nodes = self.nodes.len() - 1;
-        self.push(&self.nodes[node % nodes], Level::Batch, first, first);
+        self.push(&self.nodes[node % nodes], Level::Bundle, first, first);
     }
 
-    /// Puts all frames of a batch but the first into a processor's list.
+    /// Puts all frames of a bundle but the first into a processor's list.
     fn take_over(&self, processor: usize, first: Frame) {
         let Some(second) = self.link(first, Level::Frame) else {
             return;
@@ -141,7 +142,7 @@ impl<'a> FreeLists<'a> {
             last = next;
         }
         self.push(&self.processors[2 * processor], Level::Frame, second, last);
-        let rest = u64::from(self.batch - 1);
+        let rest = u64::from(self.bundle_frames - 1);
         self.processors[2 * processor + 1].fetch_add(rest, Ordering::Relaxed);
     }
 
@@ -177,7 +178,7 @@ impl<'a> FreeLists<'a> {
         let word = self.links[frame as usize].load(Ordering::Acquire);
         let half = match level {
             Level::Frame => word & LOW,
-            Level::Batch => word >> 32,
+            Level::Bundle => word >> 32,
         };
         half.checked_sub(1).map(|frame| frame as Frame)
     }
@@ -187,7 +188,7 @@ impl<'a> FreeLists<'a> {
         let word = self.links[frame as usize].load(Ordering::Acquire);
         let word = match level {
             Level::Frame => (word & !LOW) | link,
-            Level::Batch => (word & LOW) | (link << 32),
+            Level::Bundle => (word & LOW) | (link << 32),
         };
         self.links[frame as usize].store(word, Ordering::Release);
     }
@@ -264,10 +265,10 @@ mod tests {
         }
 
         #[test]
-        fn long_lists_give_batches_to_their_node() {
+        fn long_lists_give_bundles_to_their_node() {
             let words = Words::new(2, 1, 1 << 10);
             let lists = words.lists();
-            assert_eq!(lists.batch, 128);
+            assert_eq!(lists.bundle_frames, 128);
             (0..1 << 10).for_each(|frame| lists.put(frame, 0, 0));
             assert!(words.0[1].load(Ordering::Relaxed) < 2 * 128, "the processor keeps few");
             let of_another: BTreeSet<Frame> =

@@ -29,7 +29,7 @@ const PEERS: [&str; 4] = ["lmdb", "redb", "fjall", "rocksdb"];
 const VALUE: usize = 120;
 const CACHE: u64 = 256 << 20;
 /// The puts of a batch, and how many threads make batches.
-const BATCH: u64 = 1000;
+const PUTS: u64 = 1000;
 const BATCH_WRITERS: [u64; 2] = [1, 8];
 /// The name of the way with a short log, which has more checkpoints, and the bytes of that log.
 const SHORT: &str = "vellum, log of 128 MiB";
@@ -74,17 +74,17 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         outcome.rows.extend(rates_and_latencies(context, &contestants, "commits/s", duration)?);
     }
     for writers in BATCH_WRITERS {
-        let of = ways.iter().filter(|way| way.is_for(BATCH));
+        let of = ways.iter().filter(|way| way.is_for(PUTS));
         let contestants = of.map(|way| durable::Way {
-            name: format!("{}, {BATCH} puts, {}", way.name, count(writers as usize, "writer")),
+            name: format!("{}, {PUTS} puts, {}", way.name, count(writers as usize, "writer")),
             threads: writers,
-            commit: Box::new(move |thread| way.commit(thread, entries, BATCH)),
+            commit: Box::new(move |thread| way.commit(thread, entries, PUTS)),
         });
         let contestants: Vec<_> = contestants.collect();
         outcome.rows.extend(rates_and_latencies(context, &contestants, "batches/s", duration)?);
     }
     outcome.notes.push(format!(
-        "Each thread replaces one of {entries} values of {VALUE} bytes at random, or {BATCH} of \
+        "Each thread replaces one of {entries} values of {VALUE} bytes at random, or {PUTS} of \
          them, and waits until that is durable; all data is in memory. Ratios are to the first row \
          of each group. 'plain' writes 4 KiB to a file of the thread's own and calls fdatasync. \
          'vellum' and 'vellum, single put' have a log: a serializable transaction, and a put with \

@@ -89,14 +89,19 @@ fn pool(path: &Path, bytes: u64) -> Result<Pool> {
     Ok(Pool::open(Arc::new(device), Arc::new(RawPages), space, options)?)
 }
 
-/// Pages that threads read from the device a second. The threads access random pages, `batch` at a
-/// time. Pages that are in the pool cost no read and do not count.
-pub(super) fn read_pages(pool: &Pool, threads: usize, time: Duration, batch: usize) -> Result<f64> {
+/// Pages that threads read from the device a second. The threads access random pages, `together` at
+/// a time. Pages that are in the pool cost no read and do not count.
+pub(super) fn read_pages(
+    pool: &Pool,
+    threads: usize,
+    time: Duration,
+    together: usize,
+) -> Result<f64> {
     let before = pool.stats();
     let start = Instant::now();
     std::thread::scope(|scope| {
         let started: Vec<_> = (0..threads as u64)
-            .map(|thread| scope.spawn(move || look_at_pages(pool, thread, start + time, batch)))
+            .map(|thread| scope.spawn(move || look_at_pages(pool, thread, start + time, together)))
             .collect();
         for thread in started {
             thread.join().map_err(|_| anyhow!("a thread panicked"))??;
@@ -110,16 +115,17 @@ pub(super) fn read_pages(pool: &Pool, threads: usize, time: Duration, batch: usi
     Ok(reads as f64 / seconds)
 }
 
-fn look_at_pages(pool: &Pool, thread: u64, end: Instant, batch: usize) -> Result<()> {
+fn look_at_pages(pool: &Pool, thread: u64, end: Instant, together: usize) -> Result<()> {
     let mut random = Random::new(thread);
     let pages = pool.file_pages();
-    let mut wanted = Vec::with_capacity(batch);
+    let mut wanted = Vec::with_capacity(together);
     while Instant::now() < end {
-        for _ in 0..(64 / batch).max(1) {
+        for _ in 0..(64 / together).max(1) {
             wanted.clear();
-            wanted
-                .extend((0..batch).map(|_| PageRef { id: PageId(random.below(pages)), frames: 1 }));
-            if batch > 1 {
+            wanted.extend(
+                (0..together).map(|_| PageRef { id: PageId(random.below(pages)), frames: 1 }),
+            );
+            if together > 1 {
                 pool.prefetch(&wanted);
             }
             for page in &wanted {

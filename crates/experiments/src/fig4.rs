@@ -32,21 +32,30 @@ const STRETCH: u64 = 8192;
 struct Way {
     name: &'static str,
     backend: BackendKind,
-    batch: u64,
+    /// Pages that one call releases.
+    pages_per_call: u64,
 }
 
 /// The paper's line comes first: the others are compared with it. Exmap's pool is as large as its
 /// surface, so that it never runs out of frames.
 const WAYS: [Way; 5] = [
-    Way { name: "madvise", backend: BackendKind::Madvise, batch: 1 },
-    Way { name: "process_madvise, batches of 16", backend: BackendKind::ProcessMadvise, batch: 16 },
-    Way { name: "process_madvise, batches of 64", backend: BackendKind::ProcessMadvise, batch: 64 },
+    Way { name: "madvise", backend: BackendKind::Madvise, pages_per_call: 1 },
+    Way {
+        name: "process_madvise, batches of 16",
+        backend: BackendKind::ProcessMadvise,
+        pages_per_call: 16,
+    },
+    Way {
+        name: "process_madvise, batches of 64",
+        backend: BackendKind::ProcessMadvise,
+        pages_per_call: 64,
+    },
     Way {
         name: "process_madvise, batches of 512",
         backend: BackendKind::ProcessMadvise,
-        batch: 512,
+        pages_per_call: 512,
     },
-    Way { name: "exmap, batches of 512", backend: BackendKind::Exmap, batch: 512 },
+    Way { name: "exmap, batches of 512", backend: BackendKind::Exmap, pages_per_call: 512 },
 ];
 
 /// The ways that this kernel has.
@@ -137,27 +146,27 @@ fn turn_over(surface: &Surface, way: Way, threads: usize, rounds: usize) -> Resu
 }
 
 fn turn_over_stretch(surface: &Surface, way: Way, first: u64) -> Result<()> {
-    let batches = || (first..first + STRETCH).step_by(way.batch as usize);
+    let firsts = || (first..first + STRETCH).step_by(way.pages_per_call as usize);
     let touching_brings = surface.fault_behaviour().writing_populates();
-    let mut entries = Vec::with_capacity(way.batch as usize);
-    let fill = |entries: &mut Vec<Entry>, batch: u64| {
+    let mut entries = Vec::with_capacity(way.pages_per_call as usize);
+    let fill = |entries: &mut Vec<Entry>, first: u64| {
         entries.clear();
-        let pages = batch..batch + way.batch;
+        let pages = first..first + way.pages_per_call;
         entries.extend(pages.map(|start| Entry::new(PageRange { start, count: 1 })));
     };
-    for batch in batches() {
+    for first in firsts() {
         if !touching_brings {
-            fill(&mut entries, batch);
+            fill(&mut entries, first);
             let failed = surface.populate(&mut entries);
             ensure!(failed == 0, "allocating {failed} of {} pages failed", entries.len());
         }
-        for page in batch..batch + way.batch {
+        for page in first..first + way.pages_per_call {
             // SAFETY: the page lies on the surface, and on this thread's stretch of it.
             unsafe { surface.address(page).as_ptr().write_volatile(1) };
         }
     }
-    for batch in batches() {
-        fill(&mut entries, batch);
+    for first in firsts() {
+        fill(&mut entries, first);
         // SAFETY: no other code knows these pages, and no reference into them exists.
         let failed = unsafe { surface.release(&mut entries) };
         ensure!(failed == 0, "releasing {failed} of {} pages failed", entries.len());

@@ -21,7 +21,7 @@ pub const IN_MEMORY: Experiment = Experiment {
 const TO_LMDB: f64 = 1.9;
 
 /// Keys of one multi_get.
-const BATCH: usize = 32;
+const MULTI_GET_KEYS: usize = 32;
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
     let entries = context.pick(1_000_000, 10_000_000);
@@ -34,8 +34,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         for name in team.names() {
             contest.add(label(name, threads), name, single(entries), plan.clone());
         }
-        let batches = Workload::Lookup(Lookup { entries, batch: BATCH });
-        contest.add(batch_label(threads), VELLUM.name, batches, plan);
+        let multi_gets = Workload::Lookup(Lookup { entries, batch: MULTI_GET_KEYS });
+        contest.add(multi_get_label(threads), VELLUM.name, multi_gets, plan);
     }
     let series = contest.hold(context.rounds(), &context.progress)?;
     let mut outcome = Outcome::default();
@@ -102,8 +102,8 @@ fn label(engine: &str, threads: usize) -> String {
     format!("{engine}, {threads} thread{}", if threads == 1 { "" } else { "s" })
 }
 
-fn batch_label(threads: usize) -> String {
-    label(&format!("{} multi_get({BATCH})", VELLUM.name), threads)
+fn multi_get_label(threads: usize) -> String {
+    label(&format!("{} multi_get({MULTI_GET_KEYS})", VELLUM.name), threads)
 }
 
 fn ratios(team: &Team, series: &[Series]) -> Vec<Row> {
@@ -116,7 +116,9 @@ fn ratios(team: &Team, series: &[Series]) -> Vec<Row> {
             row if other.rate.name == label("lmdb", threads) => row.with_target(TO_LMDB),
             row => row,
         }));
-        rows.extend(named(series, &batch_label(threads)).map(|batches| batches.times(vellum)));
+        rows.extend(
+            named(series, &multi_get_label(threads)).map(|multi_gets| multi_gets.times(vellum)),
+        );
     }
     rows
 }

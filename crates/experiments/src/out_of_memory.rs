@@ -28,7 +28,7 @@ pub const OUT_OF_MEMORY: Experiment = Experiment {
 const FACTORS: [u64; 2] = [2, 8];
 
 /// Keys of one multi_get.
-const BATCH: usize = 32;
+const MULTI_GET_KEYS: usize = 32;
 
 /// Reads that each thread keeps in flight to measure the device's rate.
 const DEPTH: u32 = 32;
@@ -41,7 +41,7 @@ const SCALING: f64 = 1.9;
 
 /// The parts of the device's own rate that single lookups should reach, and those of `multi_get`.
 const SINGLE: f64 = 0.6;
-const BATCHES: f64 = 0.75;
+const MULTI_GETS: f64 = 0.75;
 
 /// Room for a member's files, in quarters of the data: pages are not full, and engines that rewrite
 /// data need room for both copies.
@@ -118,8 +118,8 @@ fn measure(context: &Context<'_>, team: &Team, entries: u64, names: &Names) -> R
             let single = Workload::Lookup(Lookup { entries, batch: 1 });
             contest.add(names.of(name, threads), name, single, plan.clone());
         }
-        let batches = Workload::Lookup(Lookup { entries, batch: BATCH });
-        contest.add(names.batches(threads), VELLUM.name, batches, plan);
+        let multi_gets = Workload::Lookup(Lookup { entries, batch: MULTI_GET_KEYS });
+        contest.add(names.multi_gets(threads), VELLUM.name, multi_gets, plan);
         for (what, method) in [("pread", ReadMethod::Wait), ("queue", ReadMethod::Queue(DEPTH))] {
             let mut seeds = 1..;
             contest.add_other(names.of(&format!("device {what}"), threads), move || {
@@ -147,8 +147,8 @@ impl Names {
         format!("{}x {who}, {threads} thread{s}", self.factor)
     }
 
-    fn batches(&self, threads: usize) -> String {
-        self.of(&format!("{} multi_get({BATCH})", VELLUM.name), threads)
+    fn multi_gets(&self, threads: usize) -> String {
+        self.of(&format!("{} multi_get({MULTI_GET_KEYS})", VELLUM.name), threads)
     }
 
     fn ratios(&self, team: &Team, all: &[Series]) -> Vec<Row> {
@@ -168,9 +168,9 @@ impl Names {
                 rows.push(if is_ours { row.with_target(SCALING) } else { row });
             }
         }
-        let batches = named(all, &self.batches(2));
-        rows.extend(batches.map(|batches| batches.times(vellum)));
-        let lookups = [(Some(vellum), SINGLE), (batches, BATCHES)];
+        let multi_gets = named(all, &self.multi_gets(2));
+        rows.extend(multi_gets.map(|multi_gets| multi_gets.times(vellum)));
+        let lookups = [(Some(vellum), SINGLE), (multi_gets, MULTI_GETS)];
         for (lookups, target) in lookups {
             let devices = ["device pread", "device queue"].map(|device| find(device, 2));
             for device in devices.into_iter().flatten() {

@@ -37,7 +37,7 @@ pub const PAGE_READS: Experiment = Experiment {
 };
 
 /// Reads that a thread makes between two looks at the clock.
-const BATCH: usize = 16;
+const READS: usize = 16;
 
 /// Words of a page.
 const WORDS: u64 = PAGE_SIZE as u64 / 8;
@@ -95,7 +95,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         outcome.notes.push(readers.about());
     }
     outcome.notes.push(format!(
-        "A row's first words are the size of the data; {} MiB in all. Each thread chooses {BATCH} \
+        "A row's first words are the size of the data; {} MiB in all. Each thread chooses {READS} \
          pages at random, reads eight bytes of each, and checks them; these reads do not wait for \
          one another in memory. A contestant without another word reads optimistically.",
         (pages * PAGE_SIZE as u64) >> 20
@@ -143,15 +143,15 @@ fn fill(path: &Path, pages: u64) -> Result<()> {
     page_cache::drop_cached(path)
 }
 
-/// The reads of one batch.
+/// The reads that a thread makes between two looks at the clock.
 #[derive(Debug, Default)]
-struct Batch {
-    pages: [u64; BATCH],
-    offsets: [u64; BATCH],
-    words: [u64; BATCH],
+struct WordReads {
+    pages: [u64; READS],
+    offsets: [u64; READS],
+    words: [u64; READS],
 }
 
-impl Batch {
+impl WordReads {
     fn choose(&mut self, random: &mut Random, pages: u64) {
         for (page, offset) in self.pages.iter_mut().zip(&mut self.offsets) {
             *page = 1 + random.below(pages);
@@ -188,8 +188,8 @@ struct Readers<'a> {
     other: Option<(&'a str, PagePool<'a>)>,
 }
 
-/// One way to read a batch.
-type ReadBatch<'a> = Box<dyn Fn(&mut Batch) -> Result<()> + Sync + 'a>;
+/// One way to make the reads.
+type MakeReads<'a> = Box<dyn Fn(&mut WordReads) -> Result<()> + Sync + 'a>;
 
 impl<'a> Readers<'a> {
     fn open(path: &Path, pages: u64, size: Size, library: Option<&'a Library>) -> Result<Self> {
@@ -210,25 +210,25 @@ impl<'a> Readers<'a> {
     }
 
     /// The contestants and their names; the first is the [`REFERENCE`].
-    fn all(&self) -> Vec<(String, ReadBatch<'_>)> {
-        let mut all: Vec<(String, ReadBatch<'_>)> = Vec::new();
+    fn all(&self) -> Vec<(String, MakeReads<'_>)> {
+        let mut all: Vec<(String, MakeReads<'_>)> = Vec::new();
         let mut add = |name: &str, read| all.push((name.to_owned(), read));
         add(
             REFERENCE,
-            Box::new(|batch| Ok(batch.read(|page, offset| self.textbook.word(page, offset))?)),
+            Box::new(|reads| Ok(reads.read(|page, offset| self.textbook.word(page, offset))?)),
         );
         let pinned = |page, offset| {
             Ok::<_, anyhow::Error>((&self.textbook.pin(page)?[..]).u64(offset).unwrap_or_default())
         };
-        add("textbook, pinned", Box::new(move |batch| batch.read(pinned)));
+        add("textbook, pinned", Box::new(move |reads| reads.read(pinned)));
         for (name, pool) in [("MMU", &self.mmu), ("table", &self.table)] {
-            add(name, Box::new(|batch| batch.read(|page, offset| optimistic(pool, page, offset))));
+            add(name, Box::new(|reads| reads.read(|page, offset| optimistic(pool, page, offset))));
         }
         for (name, pool) in [("MMU, fixed", &self.mmu), ("table, fixed", &self.table)] {
-            add(name, Box::new(|batch| batch.read(|page, offset| fixed(pool, page, offset))));
+            add(name, Box::new(|reads| reads.read(|page, offset| fixed(pool, page, offset))));
         }
         if let Some((name, other)) = &self.other {
-            add(name, Box::new(|batch| other.read(&batch.pages, &batch.offsets, &mut batch.words)));
+            add(name, Box::new(|reads| other.read(&reads.pages, &reads.offsets, &mut reads.words)));
         }
         all
     }
@@ -259,14 +259,14 @@ impl<'a> Readers<'a> {
         Ok(())
     }
 
-    fn visit_all(&self, read: &ReadBatch<'_>) -> Result<()> {
-        let mut batch = Batch { offsets: [8; BATCH], ..Batch::default() };
-        for first in (1..=self.pages).step_by(BATCH) {
-            for (page, number) in batch.pages.iter_mut().zip(first..) {
+    fn visit_all(&self, read: &MakeReads<'_>) -> Result<()> {
+        let mut reads = WordReads { offsets: [8; READS], ..WordReads::default() };
+        for first in (1..=self.pages).step_by(READS) {
+            for (page, number) in reads.pages.iter_mut().zip(first..) {
                 *page = number.min(self.pages);
             }
-            read(&mut batch)?;
-            batch.check()?;
+            read(&mut reads)?;
+            reads.check()?;
         }
         Ok(())
     }
@@ -337,12 +337,12 @@ fn measure(
                 let seed = seeds.next().unwrap_or_default();
                 let plan = Plan { threads, seconds, seed };
                 let measured = drive_threads(&plan, |_| {
-                    let mut batch = Batch::default();
+                    let mut reads = WordReads::default();
                     Ok(move |random: &mut Random| {
-                        batch.choose(random, pages);
-                        read(&mut batch)?;
-                        batch.check()?;
-                        Ok(BATCH as u64)
+                        reads.choose(random, pages);
+                        read(&mut reads)?;
+                        reads.check()?;
+                        Ok(READS as u64)
                     })
                 })?;
                 Ok(measured.rate())
@@ -391,14 +391,14 @@ mod tests {
             let mut random = Random::new(7);
             for (name, read) in readers.all() {
                 readers.visit_all(&read).unwrap();
-                let mut batch = Batch::default();
+                let mut reads = WordReads::default();
                 for _ in 0..500 {
-                    batch.choose(&mut random, PAGES);
-                    read(&mut batch).unwrap();
-                    batch.check().unwrap();
+                    reads.choose(&mut random, PAGES);
+                    read(&mut reads).unwrap();
+                    reads.check().unwrap();
                 }
-                batch.words[3] ^= 1;
-                assert!(batch.check().is_err(), "{name}");
+                reads.words[3] ^= 1;
+                assert!(reads.check().is_err(), "{name}");
             }
             let (misses, evicts) = (readers.textbook.pages_read(), size != Size::InMemory);
             assert_eq!(misses > PAGES, evicts, "{size:?}: {misses} misses");

@@ -15,7 +15,7 @@
 
 use core::ops::RangeInclusive;
 
-use super::{Access, BATCH, Cache, Error, Evicted, Fault, Key, NO_PAGE, Page, Refused, Run};
+use super::{Access, BATCH_PAGES, Cache, Error, Evicted, Fault, Key, NO_PAGE, Page, Refused, Run};
 use crate::environment::Environment;
 use crate::frame::{Frame, Pin};
 use crate::policy::Policy;
@@ -201,12 +201,12 @@ impl<E: Environment, P: Policy> Cache<'_, E, P> {
     }
 
     /// Writes dirty pages of a file whose frames no other thread has, and which no caller has
-    /// pinned: a batch of them, of the frames from `next` on. Returns how many were written, and
-    /// the first error. Moves `next`, which is `None` after the last frame.
+    /// pinned: some of them at a time, of the frames from `next` on. Returns how many were written,
+    /// and the first error. Moves `next`, which is `None` after the last frame.
     pub fn write_some(&self, file: u32, next: &mut Option<Frame>) -> (u64, Option<E::Error>) {
-        let (mut pages, mut count) = ([NO_PAGE; BATCH], 0);
+        let (mut pages, mut count) = ([NO_PAGE; BATCH_PAGES], 0);
         while let Some(frame) = next.and_then(|from| self.dirty.next(from)) {
-            if count == BATCH {
+            if count == BATCH_PAGES {
                 return self.write_locked(&mut pages);
             }
             *next = Some(frame + 1);
