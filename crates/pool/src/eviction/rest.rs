@@ -1,9 +1,10 @@
 //! When a background thread rests: while it has to wait for a processor.
 //!
-//! If the threads that miss use all processors, a thread that evicts for them takes one of them away
-//! for as long as it evicts. A miss that finds no free frame evicts a batch itself, which costs no
-//! more, and no change of threads. So the background thread looks how long it was ready to run and
-//! did not run (the kernel calls that the run delay), and rests if that is a large part of its time.
+//! If the threads that miss use all processors, a thread that evicts for them takes one of them
+//! away for as long as it evicts. A miss that finds no free frame evicts a batch itself, which
+//! costs no more, and no change of threads. So the background thread looks how long it was ready
+//! to run and did not run (the kernel calls that the run delay), and rests if that is a large part
+//! of its time.
 
 #[cfg(not(feature = "model"))]
 use std::fs::File;
