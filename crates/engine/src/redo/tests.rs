@@ -379,3 +379,24 @@ fn removed_values_are_read_as_they_were_written() {
     bytes[place..place + 4].fill(0);
     assert!(GroupRecord::read(&bytes).is_err());
 }
+
+/// Slots of inner nodes have children, and no values. The head of this separator is what the length
+/// and the flag of a value would be in a leaf.
+#[test]
+fn the_record_of_a_merge_frees_only_the_merged_leaf() {
+    let store = logged_store(1);
+    let tree = store.create_tree("one").unwrap();
+    // Four to a leaf. The separator at slot 2 is 65,556.
+    let keys = (0..8_u32).chain(65_553..65_559);
+    keys.for_each(|key| tree.insert(&key.to_be_bytes(), &[7; 900]).unwrap());
+    let leaves = tree.stat().unwrap().leaf_pages;
+    let root = store.core.pages.pool.fix_shared(tree.tree_ref().root_page()).unwrap();
+    assert_eq!(&*Node::new(&root[..]).key(2).unwrap(), &65_556_u32.to_be_bytes());
+    drop(root);
+    (65_553..65_556_u32).for_each(|key| assert!(tree.remove(&key.to_be_bytes()).unwrap()));
+    assert_eq!(tree.stat().unwrap().leaf_pages, leaves - 1);
+    let records = records(&store, None);
+    let freed = records.iter().flat_map(|(_, record)| GroupRecord::read(record).unwrap().freed);
+    let freed: Vec<_> = freed.collect();
+    assert!(matches!(freed[..], [PageRef { id, frames: 1 }] if id.0 > 1), "{freed:?}");
+}

@@ -181,7 +181,7 @@ impl<'a> Group<'_, 'a> {
         let needs_image = self.tree.needs_image(page);
         let removed = (self.removed.len(), self.removed_values.len());
         let replaced = self.replaced.as_ref().map_or(0, Vec::len);
-        if is_logged {
+        if is_logged && page[LEVEL] == 0 {
             self.remove_values(page, edit);
         }
         if self.replaced.is_some() && page[LEVEL] == 0 {
@@ -221,7 +221,7 @@ impl<'a> Group<'_, 'a> {
         }
     }
 
-    /// Notes the values to which the node does not refer after the edit.
+    /// Notes the values to which the leaf does not refer after the edit.
     fn remove_values(&mut self, page: &[u8], edit: Edit<'_>) {
         let (tree, node) = (page::tree(page), Node::new(page));
         let mut remove = |index: usize| {
