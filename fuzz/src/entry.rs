@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use vellum::node::{
-    Node, NodeLimits, NodeMut, Payload, check, check_bounds, fits_merge, merge_into_right,
-    plan_split, split_off_left,
+    Node, NodeLimits, NodeMut, Part, Payload, check, check_bounds, copy_part, fits_merge,
+    merge_into_right, plan_split,
 };
 use vellum::page::{self, PageKind};
 use vellum::{BackupOptions, BackupProgress, Options, PageRef, RestoreOptions, Store, Tree};
@@ -123,9 +123,16 @@ fn split_and_merge(image: &[u8], right: impl Fn(&[u8])) {
     let level = image[38];
     let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
     page::init(&mut one, PageRef::new(9, (image.len() / PAGE_SIZE) as u32), kind, level, 2);
-    if split_off_left(&mut two, &mut one, &split).is_err() {
+    if copy_part(&mut one, node, Part::Left, &split).is_err()
+        || !NodeMut::new(&mut two).keep(Part::Right, split.left, &split.separator)
+    {
         return;
     }
+    // Whichever part a page keeps, that part is the same as in a new page.
+    let mut other = image.to_vec();
+    assert!(NodeMut::new(&mut other).keep(Part::Left, split.left, &split.separator));
+    let (old, new) = (Node::new(&other[..]), Node::new(&one[..]));
+    assert_eq!((old.count(), old.free_space()), (new.count(), new.free_space()));
     // A split of a node that is not sorted may have halves with reversed fences.
     let sorted = check(&one).is_ok() && check(&two).is_ok();
     if check(image).is_ok() {

@@ -136,13 +136,13 @@ fn no_header_of_a_closed_store_has_the_version_of_one_in_use() {
     let path = folder.path().join("store");
     let store = Store::create(&path, &logged()).unwrap();
     put(&store, 0..100);
-    assert!(versions(&path).contains(&6));
+    assert!(versions(&path).contains(&8));
     store.close().unwrap();
     assert!(versions(&path).iter().all(|version| *version <= 5), "{:?}", versions(&path));
     // The recovery of a store, and no change.
     let (_folder, path) = crashed(100);
     let store = Store::open(&path, &plain().log(false)).unwrap();
-    assert!(versions(&path).contains(&6));
+    assert!(versions(&path).contains(&8));
     drop(store);
     assert!(versions(&path).iter().all(|version| *version <= 5), "{:?}", versions(&path));
     expect(&Store::open(&path, &plain().log(false).read_only(true)).unwrap(), 100);

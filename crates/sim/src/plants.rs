@@ -33,8 +33,8 @@ pub const PLANTS: &[Plant] = &[
     log("unsynced-opening", LogBug::UnsyncedOpening, 1, "an opening relies on unsynced records"),
     log("submitted-ack", LogBug::SubmittedIsDurable, 5, "a record counts as durable in flight"),
     log("overtaken-ack", LogBug::OvertakenIsDurable, 101, "a flight acknowledges one it overtakes"),
-    store("no-write-rule", StoreBug::NoWriteRule, 44, "a page leaves before its record"),
-    store("early-reuse", StoreBug::EarlyReuse, 42, "a place is reused before its free is durable"),
+    store("no-write-rule", StoreBug::NoWriteRule, 20, "a page leaves before its record"),
+    store("early-reuse", StoreBug::EarlyReuse, 14, "a place is reused before its free is durable"),
     store("late-values", StoreBug::LateValues, 1, "values are not synced before their record"),
     store("no-image", StoreBug::NoImage, 1, "the first record after a cut has no image"),
     store("unnamed-pages", StoreBug::UnnamedPages, 1, "a record does not name its new pages"),
@@ -51,12 +51,12 @@ pub const PLANTS: &[Plant] = &[
     store("unchecked-keys", StoreBug::UncheckedKeys, 1, "keys are not validated"),
     store("unchecked-ranges", StoreBug::UncheckedRanges, 1, "ranges are not validated"),
     store("unchecked-writes", StoreBug::UncheckedWrites, 1, "snapshot isolation loses updates"),
-    store("lost-version", StoreBug::LostVersion, 18, "an old value goes while a view sees it"),
+    store("lost-version", StoreBug::LostVersion, 8, "an old value goes while a view sees it"),
     store("early-end", StoreBug::EarlyEnd, 3, "the file gets shorter before its header is durable"),
     store("lost-root", StoreBug::LostRoot, 12, "a root moves, and the catalog does not say so"),
     store("unnoted-write", StoreBug::UnnotedWrite, 4, "a write after a backup is not noted"),
     store("unnoted-record", StoreBug::UnnotedRecord, 24, "recovery notes no page of its records"),
-    store("stale-repair", StoreBug::StaleRepair, 56, "a repaired page is as old as the backup"),
+    store("stale-repair", StoreBug::StaleRepair, 8, "a repaired page is as old as the backup"),
 ];
 
 const fn log(name: &'static str, bug: LogBug, seed: u64, what: &'static str) -> Plant {

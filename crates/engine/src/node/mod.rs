@@ -23,10 +23,10 @@ pub use check::{NodeDamage, check, check_bounds};
 pub use layout::{NodeLimits, Torn};
 pub use read::{Node, Position};
 pub use write::{
-    Fences, NodeMut, Payload, Split, fits_merge, merge_into_right, plan_split, plan_split_for,
-    separator, split_off_left,
+    Fences, NodeMut, Part, Payload, Split, copy_part, fits_merge, merge_into_right, plan_split,
+    plan_split_for, separator,
 };
 
 pub(crate) use layout::{HINTS_END, HINTS_FROM, INNER_SLOT, LEAF_SLOT, capacity, common_prefix};
 pub(crate) use read::{PayloadPlace, Search};
-pub(crate) use write::Edit;
+pub(crate) use write::{Edit, splits_at};

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use vellum_pool::PageRef;
 
 use super::*;
-use crate::page::{self, PageKind};
+use crate::page::{self, PAGE_HEADER, PageKind};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -27,6 +27,30 @@ fn entries(bytes: &[u8]) -> Model {
             (key.clone(), value)
         })
         .collect()
+}
+
+/// The bytes of a node but for its page's number, and for the gap.
+fn without_gap(bytes: &[u8]) -> Vec<u8> {
+    let gap = Node::new(bytes).gap().unwrap();
+    [&bytes[PAGE_HEADER..gap.0], &bytes[gap.1..]].concat()
+}
+
+/// Splits a node, whose page keeps the right part. Whichever part a page keeps, that part is the
+/// same, byte for byte, as in a new page.
+fn split_off_left(page: &mut [u8], left: &mut [u8], split: &Split) -> Result<(), Torn> {
+    let (node, mut new) = (Node::new(&*page), left.to_vec());
+    copy_part(left, node, Part::Left, split)?;
+    copy_part(&mut new, node, Part::Right, split)?;
+    let keep = |page: &mut [u8], part| {
+        let kept = NodeMut::new(page).keep(part, split.left, &split.separator);
+        assert!(kept, "a part that fits a new page fits the old one");
+    };
+    let mut old = page.to_vec();
+    keep(&mut old, Part::Left);
+    keep(page, Part::Right);
+    assert_eq!(without_gap(&old), without_gap(left));
+    assert_eq!(without_gap(page), without_gap(&new));
+    Ok(())
 }
 
 fn separators(bytes: &[u8]) -> (Vec<(Vec<u8>, u64)>, u64) {

@@ -4,6 +4,8 @@
 //! from the file. So this code uses offsets without further checks. It refuses an entry that does
 //! not fit before it changes a byte.
 
+use std::ops::Range;
+
 use super::layout::*;
 use super::read::{Node, Position};
 use crate::page::bytes::{get_u16, get_u32, get_u64, put_u16, put_u32, put_u64};
@@ -60,7 +62,8 @@ impl Payload<'_> {
 pub(crate) enum Edit<'a> {
     /// Insert an entry before the slot at `index`.
     Insert { index: usize, key: &'a [u8], payload: Payload<'a> },
-    /// Replace the payload of the entry at `index` of a leaf.
+    /// Replace the payload of the entry at `index`. At the number of slots of an inner node, this
+    /// is the upper child.
     Replace { index: usize, payload: Payload<'a> },
     /// Overwrite bytes of the value of the entry at `index` of a leaf, from `offset` on.
     Overwrite { index: usize, offset: usize, bytes: &'a [u8] },
@@ -68,6 +71,8 @@ pub(crate) enum Edit<'a> {
     Remove { index: usize },
     /// Remove the entries at `indexes`, which must ascend.
     RemoveAll { indexes: &'a [usize] },
+    /// Keep one part of a node that is split at the slot `at`, with `separator` as its new fence.
+    Keep { part: Part, at: usize, separator: &'a [u8] },
 }
 
 /// A node under an exclusive lock.
@@ -165,6 +170,7 @@ impl<'a> NodeMut<'a> {
             Edit::Overwrite { index, offset, bytes } => self.overwrite(index, offset, bytes),
             Edit::Remove { index } => self.remove(index),
             Edit::RemoveAll { indexes } => self.remove_all(indexes),
+            Edit::Keep { part, at, separator } => return self.keep(part, at, separator),
         }
         true
     }
@@ -291,9 +297,13 @@ impl<'a> NodeMut<'a> {
         top
     }
 
-    /// Replaces the payload of the entry at `index` of a leaf. If the new payload does not fit,
-    /// returns false and changes nothing.
+    /// Replaces the payload of the entry at `index`. At the number of slots of an inner node, this
+    /// is the upper child. If the new payload does not fit, returns false and changes nothing.
     pub fn replace(&mut self, index: usize, payload: Payload<'_>) -> bool {
+        if let Payload::Child(child) = payload {
+            self.set_child(index, child);
+            return true;
+        }
         let slot = self.slot(index);
         let key_len = self.get(slot + SLOT_KEY_LEN);
         let (old, new) = (self.get(slot + SLOT_PAYLOAD_LEN), payload.heap_len());
@@ -344,8 +354,7 @@ impl<'a> NodeMut<'a> {
         self.make_hints_from(index, count);
     }
 
-    /// Replaces the child at `index`. At the number of slots, this is the upper child.
-    pub fn set_child(&mut self, index: usize, child: u64) {
+    fn set_child(&mut self, index: usize, child: u64) {
         let field = match index < self.count() {
             true => self.slot(index) + SLOT_CHILD,
             false => UPPER_CHILD,
@@ -359,6 +368,17 @@ impl<'a> NodeMut<'a> {
             [index] => self.remove(*index),
             _ => self.rebuild(indexes),
         }
+    }
+
+    /// Keeps one part of a node that is split at the slot `at`, with `separator` as its new fence.
+    /// If that does not fit, or the node is damaged, returns false and changes nothing.
+    pub fn keep(&mut self, part: Part, at: usize, separator: &[u8]) -> bool {
+        let old = self.bytes.to_vec();
+        let kept = fill_part(self.bytes, Node::new(&old[..]), part, (at, separator));
+        if kept.is_err() {
+            self.bytes.copy_from_slice(&old);
+        }
+        kept.is_ok()
     }
 
     /// Moves all cells to the end of the page, without gaps.
@@ -440,6 +460,35 @@ pub struct Split {
     pub left: usize,
     /// The upper fence of the left node and the lower fence of the right node.
     pub separator: Vec<u8>,
+}
+
+/// A part of a node that is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The slots before the split.
+    Left,
+    /// The slots after the split.
+    Right,
+}
+
+impl Part {
+    /// The other part of the node.
+    pub fn other(self) -> Part {
+        match self {
+            Part::Left => Part::Right,
+            Part::Right => Part::Left,
+        }
+    }
+}
+
+impl Split {
+    /// The part of `node` that has more slots.
+    ///
+    /// # Errors
+    /// [`Torn`] if the node is damaged.
+    pub fn larger(&self, node: Node<&[u8]>) -> Result<Part, Torn> {
+        Ok(if 2 * self.left > node.count()? { Part::Left } else { Part::Right })
+    }
 }
 
 /// The shortest key `s` with `low <= s < high`. The caller guarantees `low < high`.
@@ -814,17 +863,23 @@ fn halves_fit(node: Node<&[u8]>, split: &Split) -> Result<bool, Torn> {
         (split.left..node.count()?, Fences { lower: middle, upper }),
     ];
     for (slots, fences) in halves {
-        let longer = fences.prefix_len().checked_sub(node.prefix_len()?).ok_or(Torn)?;
-        let mut size = fences.size();
-        for index in slots {
-            let suffix = node.suffix(index)?.len().checked_sub(longer).ok_or(Torn)?;
-            size += LEAF_SLOT + suffix + node.payload_place(index)?.len;
-        }
-        if size > capacity(node.bytes().len()) {
+        if !part_fits(node, slots, fences)? {
             return Ok(false);
         }
     }
     Ok(true)
+}
+
+/// Whether these slots of a node fit into a page with these fences.
+fn part_fits(node: Node<&[u8]>, slots: Range<usize>, fences: Fences<'_>) -> Result<bool, Torn> {
+    let longer = fences.prefix_len().checked_sub(node.prefix_len()?).ok_or(Torn)?;
+    let (level, mut size) = (node.level()?, fences.size());
+    for index in slots {
+        let suffix = node.suffix(index)?.len().checked_sub(longer).ok_or(Torn)?;
+        let payload = if level == 0 { node.payload_place(index)?.len } else { 0 };
+        size += slot_size(level) + suffix + payload;
+    }
+    Ok(size <= capacity(node.bytes().len()))
 }
 
 /// Two slots at which to split: the slot near the middle that gives the shortest separator, and the
@@ -863,35 +918,68 @@ fn balanced(node: Node<&[u8]>, leaf: bool, count: usize) -> Result<(usize, usize
     Ok((best, middle.max(least)))
 }
 
-/// Moves the slots left of the split to `left`, a new page. The others stay in `page`.
-///
-/// The parent's reference to `page` stays valid, and the caller inserts one separator before it.
-/// Both pages must have their page headers. The rest of `left` is overwritten.
+/// Makes `target`, a new page, one part of a node that is split. [`NodeMut::keep`] leaves the other
+/// part in the node's page. The page must have its page header. The rest of it is overwritten.
 ///
 /// # Errors
-/// [`Torn`] if the node is damaged. Then only `left` has changed.
-pub fn split_off_left(page: &mut [u8], left: &mut [u8], split: &Split) -> Result<(), Torn> {
-    let old = page.to_vec();
-    let node = Node::new(&old[..]);
-    let (level, count) = (node.level()?, node.count()?);
-    let fences = Fences { lower: node.lower()?, upper: Some(&split.separator) };
-    // In an inner node the separator's own child becomes the upper child of the left node.
-    let (upper_child, right_from) = match level {
-        0 => (0, split.left),
-        _ => (node.child(split.left)?, split.left + 1),
+/// [`Torn`] if the node is damaged.
+pub fn copy_part(
+    target: &mut [u8],
+    node: Node<&[u8]>,
+    part: Part,
+    split: &Split,
+) -> Result<(), Torn> {
+    fill_part(target, node, part, (split.left, &split.separator))
+}
+
+/// Whether `separator` is a key between the fences of a node that divides its slots at `at`.
+///
+/// # Errors
+/// [`Torn`] if the node is damaged.
+pub(crate) fn splits_at(node: Node<&[u8]>, at: usize, separator: &[u8]) -> Result<bool, Torn> {
+    if !node.covers(separator)? || node.upper()? == Some(separator) {
+        return Ok(false);
+    }
+    let Position { index, exact } = node.find_slot(separator)?;
+    Ok(match node.level()? {
+        0 => at == index + usize::from(exact),
+        _ => at == index && exact,
+    })
+}
+
+/// Makes `target` one part of a node that is split at the slot `at`.
+fn fill_part(
+    target: &mut [u8],
+    node: Node<&[u8]>,
+    part: Part,
+    (at, separator): (usize, &[u8]),
+) -> Result<(), Torn> {
+    if !splits_at(node, at, separator)? {
+        return Err(Torn);
+    }
+    let (level, count, separator) = (node.level()?, node.count()?, Some(separator));
+    let (fences, slots) = match part {
+        Part::Left => (Fences { lower: node.lower()?, upper: separator }, 0..at),
+        // The separator of an inner node goes to the parent.
+        Part::Right => {
+            let from = at + usize::from(level > 0);
+            (Fences { lower: separator, upper: node.upper()? }, from..count)
+        }
     };
-    fill(NodeMut::format(left, level, fences, upper_child), node, 0..split.left)?;
-    let fences = Fences { lower: Some(&split.separator), upper: node.upper()? };
-    let upper_child = if level == 0 { 0 } else { node.child(count)? };
-    fill(NodeMut::format(page, level, fences, upper_child), node, right_from..count)
+    let upper_child = match (level, part) {
+        (0, _) => 0,
+        // The separator's own child.
+        (_, Part::Left) => node.child(at)?,
+        (_, Part::Right) => node.child(count)?,
+    };
+    if !part_fits(node, slots.clone(), fences)? {
+        return Err(Torn);
+    }
+    fill(NodeMut::format(target, level, fences, upper_child), node, slots)
 }
 
 /// Appends slots of `source`, whose prefix is not longer than that of `target`.
-fn fill(
-    mut target: NodeMut<'_>,
-    source: Node<&[u8]>,
-    slots: std::ops::Range<usize>,
-) -> Result<(), Torn> {
+fn fill(mut target: NodeMut<'_>, source: Node<&[u8]>, slots: Range<usize>) -> Result<(), Torn> {
     let longer = target.node().prefix_len()?.checked_sub(source.prefix_len()?).ok_or(Torn)?;
     for index in slots {
         let (suffix, payload) = cell(source, index)?;

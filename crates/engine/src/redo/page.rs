@@ -3,7 +3,7 @@
 use vellum_pool::{PageDamage, PageRef};
 
 use super::record::{BadRecord, Edits, PageRecord, Redo};
-use crate::node::{Edit, Node, NodeLimits, NodeMut, Payload, check_bounds};
+use crate::node::{Edit, Node, NodeLimits, NodeMut, Payload, check_bounds, splits_at};
 use crate::page::blob::BLOB_REF;
 use crate::page::{self, PageKind};
 
@@ -91,12 +91,12 @@ fn check_edit(edit: Edit<'_>, node: Node<&[u8]>) -> Result<(), BadRecord> {
                 false => Err(BadRecord("the key belongs elsewhere in the page")),
             }
         }
+        Edit::Replace { index, payload: payload @ Payload::Child(_) } if index == count => {
+            has_room(0, payload)
+        }
         Edit::Replace { index, payload } => {
             has_slot(index)?;
-            match payload {
-                Payload::Child(_) => Err(BadRecord("children are not replaced")),
-                _ => has_room(node.key_len(index).map_err(torn)?, payload),
-            }
+            has_room(node.key_len(index).map_err(torn)?, payload)
         }
         Edit::Overwrite { index, offset, bytes } => {
             has_slot(index)?;
@@ -115,6 +115,13 @@ fn check_edit(edit: Edit<'_>, node: Node<&[u8]>) -> Result<(), BadRecord> {
             match indexes.is_sorted_by(|one, two| one < two) {
                 true => Ok(()),
                 false => Err(BadRecord("slots are not in order")),
+            }
+        }
+        Edit::Keep { at, separator, .. } => {
+            let is_there = splits_at(node, at, separator).map_err(torn)?;
+            match is_there && separator.len() <= limits.max_key {
+                true => Ok(()),
+                false => Err(BadRecord("the page is not split there")),
             }
         }
     }

@@ -27,6 +27,8 @@
 //! remove      3 u8, index u16
 //! remove all  4 u8, count u16, each index u16
 //! overwrite   5 u8, index u16, offset u16, length u16, bytes of the value from the offset on
+//! keep left   6 u8, index u16, separator length u16, separator
+//! keep right  7 u8, index u16, separator length u16, separator
 //! ```
 //!
 //! Where at least half of a replaced value stays, edits overwrite the parts that change instead.
@@ -42,7 +44,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 use vellum_pool::PageRef;
 
-use crate::node::{Edit, Node, Payload, Torn};
+use crate::node::{Edit, Node, Part, Payload, Torn};
 use crate::page::blob::{BLOB_REF, BlobRef};
 use crate::page::{self, PAGE_HEADER};
 
@@ -66,6 +68,8 @@ const REPLACE: u8 = 2;
 const REMOVE: u8 = 3;
 const REMOVE_ALL: u8 = 4;
 const OVERWRITE: u8 = 5;
+const KEEP_LEFT: u8 = 6;
+const KEEP_RIGHT: u8 = 7;
 
 const INLINE: u8 = 1;
 const BLOB: u8 = 2;
@@ -90,6 +94,7 @@ pub(crate) fn push_edit(bytes: &mut Vec<u8>, edit: Edit<'_>) {
         Edit::Remove { .. } => EDIT_BYTES,
         Edit::RemoveAll { indexes } => EDIT_BYTES + 2 * indexes.len(),
         Edit::Overwrite { bytes: part, .. } => OVERWRITE_BYTES + part.len(),
+        Edit::Keep { separator, .. } => EDIT_BYTES + separator.len(),
     });
     let mut index_of = |code: u8, index: usize| {
         bytes.push(code);
@@ -115,6 +120,11 @@ pub(crate) fn push_edit(bytes: &mut Vec<u8>, edit: Edit<'_>) {
             push_u16(bytes, offset);
             push_u16(bytes, part.len());
             bytes.extend_from_slice(part);
+        }
+        Edit::Keep { part, at, separator } => {
+            index_of(if part == Part::Left { KEEP_LEFT } else { KEEP_RIGHT }, at);
+            push_u16(bytes, separator.len());
+            bytes.extend_from_slice(separator);
         }
     }
 }
@@ -456,6 +466,11 @@ impl<'a> Edits<'a> {
                     self.indexes.push(rest.u16()?);
                 }
                 Edit::RemoveAll { indexes: &self.indexes }
+            }
+            KEEP_LEFT | KEEP_RIGHT => {
+                let len = rest.u16()?;
+                let part = if code == KEEP_LEFT { Part::Left } else { Part::Right };
+                Edit::Keep { part, at: index, separator: rest.take(len)? }
             }
             _ => return Err(BadRecord("an edit is unknown")),
         }))

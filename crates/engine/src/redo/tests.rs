@@ -12,7 +12,7 @@ use vellum_testing::random::Random;
 
 use super::page::redo;
 use super::record::{GroupRecord, PageRecord, RecordWriter, Redo, changed_parts, push_edit};
-use crate::node::{self, Edit, Node, Payload};
+use crate::node::{self, Edit, Fences, Node, Payload};
 use crate::page::blob::BlobRef;
 use crate::page::{self, ID};
 use crate::store::open;
@@ -378,6 +378,135 @@ fn removed_values_are_read_as_they_were_written() {
     let place = bytes.len() - edits.len() - 17 - 4;
     bytes[place..place + 4].fill(0);
     assert!(GroupRecord::read(&bytes).is_err());
+}
+
+/// A split in a run keeps the page of the larger part, of which the record says only where it ends.
+#[test]
+fn a_split_in_a_run_logs_little() {
+    for descending in [false, true] {
+        let store = logged_store(1);
+        let tree = store.create_tree("one").unwrap();
+        let log = store.core.pages.redo_log.as_ref().unwrap();
+        let key = |n: u64| if descending { u64::MAX - n } else { n }.to_be_bytes();
+        (0..1000).for_each(|n| _ = tree.upsert(&key(n), &[7; 100]).unwrap());
+        let (before, mut longest) = (log.end(), 0);
+        for n in 1000..3000 {
+            let before = log.end();
+            tree.upsert(&key(n), &[7; 100]).unwrap();
+            longest = longest.max(log.end() - before);
+        }
+        let each = (log.end() - before) / 2000;
+        // With an image of a full leaf for each split it would be 273 bytes, and 4,249.
+        assert!(each < 180 && longest < 600, "{each} bytes for each put, {longest} at most");
+        let redone = redone(&records(&store, None));
+        for (page, bytes) in nodes(&store, &[tree]) {
+            assert_eq!(comparable(&redone[&page]), comparable(&bytes), "{page}");
+        }
+    }
+}
+
+/// The keys of a tree, of which `pages` has all nodes. Checks each node, and its fences.
+fn keys_of(pages: &BTreeMap<PageRef, Vec<u8>>, page: PageRef, fences: Fences<'_>) -> Vec<Vec<u8>> {
+    let bytes = &pages[&page];
+    node::check(bytes).unwrap();
+    let node = Node::new(&bytes[..]);
+    let (lower, upper) = (node.lower().unwrap(), node.upper().unwrap());
+    assert_eq!(Fences { lower, upper }, fences, "{page}");
+    let count = node.count().unwrap();
+    let keys: Vec<_> = (0..count).map(|index| node.key(index).unwrap().to_vec()).collect();
+    if node.level().unwrap() == 0 {
+        return keys;
+    }
+    let of_child = |index: usize| {
+        let before = index.checked_sub(1).map(|before| &keys[before][..]);
+        let fences = Fences {
+            lower: before.or(lower),
+            upper: keys.get(index).map(|key| &key[..]).or(upper),
+        };
+        keys_of(pages, PageRef::new(node.child(index).unwrap(), page.frames), fences)
+    };
+    (0..=count).flat_map(of_child).collect()
+}
+
+/// Inserts in runs and in no order split leaves and the nodes above them. After each record the
+/// redone pages are a sound tree with the first entries, whether a page has its image from before
+/// the checkpoint or after it. A store that crashes there has these entries.
+#[test]
+fn splits_are_redone_over_several_levels() {
+    const KEYS: u32 = 2400;
+    // Long keys: an inner node has some 17 children.
+    let key = |n: u32| [&[b'p'; 200][..], &n.to_be_bytes()].concat();
+    let two_runs = |n: u32| n % 2 * KEYS + n / 2;
+    let scattered = |n: u32| n.wrapping_mul(0x9e37_79b1);
+    let orders: [&dyn Fn(u32) -> u32; 4] = [&|n| n, &|n| KEYS - n, &two_runs, &scattered];
+    for (number, order) in orders.into_iter().enumerate() {
+        let device = SimulatedOptions { segments: 256, segment_blocks: 64, ..Default::default() };
+        let device = Arc::new(SimulatedDevice::new(device));
+        let memory = Arc::new(MemoryDevice::new());
+        let options = |log| {
+            let options = Options::new().pool_bytes(8 << 20);
+            Options { log: Some(log), evictors: 0, ..options }
+        };
+        let store = Store::create_on(memory.clone(), &options(device.clone())).unwrap();
+        let trees = [store.create_tree("tree").unwrap()];
+        let log = store.core.pages.redo_log.as_ref().unwrap();
+        let (keys, mut before, mut crashes) =
+            ((0..KEYS).map(|n| key(order(n))).collect::<Vec<_>>(), BTreeMap::new(), Vec::new());
+        for (put, key) in keys.iter().enumerate() {
+            if put == keys.len() / 2 {
+                store.core.pages.cut_log_if(log, |_| true).unwrap();
+                before = nodes(&store, &trees);
+            }
+            trees[0].insert(key, &[7; 200]).unwrap();
+            if put % 80 == 79 {
+                store.sync().unwrap();
+                crashes.push((put + 1, memory.snapshot(), device.kill()));
+            }
+        }
+        assert!(trees[0].stat().unwrap().height > 2);
+
+        let (root, mut pages) = (trees[0].tree_ref().root_page(), before);
+        // Splits of nodes of which the log has no image since the checkpoint, of others, of inner
+        // nodes.
+        let mut splits = [0; 3];
+        for (lsn, record) in records(&store, Some(log.newest_cut())) {
+            let record = GroupRecord::read(&record).unwrap();
+            let is_split = record.pages.len() > 1;
+            let images = record.pages.iter().filter(|page| matches!(page.redo, Redo::Image { .. }));
+            let images = images.count();
+            let pages_of_split: Vec<_> = record.pages.iter().map(|change| change.page).collect();
+            for change in record.pages {
+                let bytes = pages.entry(change.page).or_insert(vec![0xa5; change.page.bytes()]);
+                redo(&change, lsn, bytes).unwrap();
+            }
+            if is_split {
+                let is_inner = |page: &PageRef| Node::new(&pages[page][..]).level() != Ok(0);
+                splits[usize::from(images == 1)] += 1;
+                splits[2] += u32::from(pages_of_split.iter().all(is_inner));
+                let found = keys_of(&pages, root, Fences::default());
+                let mut expected = keys[..found.len()].to_vec();
+                expected.sort();
+                assert_eq!(found, expected);
+            }
+        }
+        assert!(splits.iter().all(|count| *count > 0), "order {number}: {splits:?}");
+
+        for (index, (count, file, log)) in crashes.into_iter().enumerate() {
+            let mut options = options(Arc::new(log) as Arc<dyn LogDevice>);
+            // Most pages are pending when the store opens.
+            options.recovery_bytes = (index % 2 == 1).then_some(64 << 10);
+            let file = Arc::new(MemoryDevice::from_snapshot(file));
+            let store = Store::open_on(file, &options).unwrap();
+            assert!(store.recovery().is_some());
+            let tree = store.tree("tree").unwrap();
+            let found: Vec<_> = tree.entries().map(|entry| entry.unwrap().0.to_vec()).collect();
+            let mut expected = keys[..count].to_vec();
+            expected.sort();
+            assert!(found == expected, "order {number}, {count} keys");
+            let report = store.check(&mut |_| ()).unwrap();
+            assert!(report.is_sound() && report.lost_pages == 0, "{report:?}");
+        }
+    }
 }
 
 /// Slots of inner nodes have children, and no values. The head of this separator is what the length

@@ -29,8 +29,11 @@ pub(crate) const FORMAT_VERSION_ENDED_LOG: u32 = 5;
 pub(crate) const FORMAT_VERSION_PARTS: u32 = 6;
 /// Version of a header whose free map says what was written since a backup as well.
 pub(crate) const FORMAT_VERSION_CHANGES: u32 = 7;
+/// Version of a header in use that names a log in which edits may split nodes, and replace
+/// children.
+pub(crate) const FORMAT_VERSION_SPLITS: u32 = 8;
 /// The greatest version that this code reads.
-pub(crate) const FORMAT_VERSION_NEWEST: u32 = FORMAT_VERSION_CHANGES;
+pub(crate) const FORMAT_VERSION_NEWEST: u32 = FORMAT_VERSION_SPLITS;
 /// The most pages that a header lists, with the fields of a log before the list.
 pub(crate) const LISTED_MAX: usize = (PAGE_SIZE - LIST) / LISTED_BYTES;
 /// The most frames of all listed pages.
@@ -155,10 +158,10 @@ impl Header {
     /// The version that the header's page says.
     pub(crate) fn encoded_version(&self) -> u32 {
         match (self.has_lsns(), self.listed) {
+            (true, _) if !self.clean && self.log.identity != 0 => FORMAT_VERSION_SPLITS,
             _ if self.changes => FORMAT_VERSION_CHANGES,
             (true, _) if self.log.identity == 0 => FORMAT_VERSION_LOG,
-            (true, _) if self.clean => FORMAT_VERSION_ENDED_LOG,
-            (true, _) => FORMAT_VERSION_PARTS,
+            (true, _) => FORMAT_VERSION_ENDED_LOG,
             (false, 0) => self.version,
             (false, _) => FORMAT_VERSION_LIST,
         }
@@ -246,6 +249,7 @@ impl Header {
             }
             other => return HeaderPage::OtherVersion(other),
         };
+        let says_of_changes = get_u64(bytes, AT_FLAGS) & CHANGES != 0;
         let mut store_id = [0; 16];
         store_id.copy_from_slice(&bytes[AT_STORE_ID..AT_SEQUENCE]);
         let header = Header {
@@ -256,7 +260,7 @@ impl Header {
             clean: get_u64(bytes, AT_FLAGS) & CLEAN != 0,
             catalog: get_u64(bytes, AT_CATALOG),
             free_map: get_u64(bytes, AT_FREE_MAP),
-            changes: version == FORMAT_VERSION_CHANGES,
+            changes: version >= FORMAT_VERSION_CHANGES && says_of_changes,
             file_pages: get_u64(bytes, AT_FILE_PAGES),
             next_tree: get_u32(bytes, AT_NEXT_TREE),
             listed,
@@ -269,12 +273,13 @@ impl Header {
         let listed_max = (PAGE_SIZE - header.list_place()) / LISTED_BYTES;
         let can_list = listed as usize <= listed_max && frames <= LISTED_FRAMES_MAX;
         let can_list = listed == 0 || can_list && header.clean;
-        let says_of_changes = get_u64(bytes, AT_FLAGS) & CHANGES != 0;
         let says_of_log = match (header.clean, log.identity != 0) {
-            (_, has_log) if header.changes => has_log && says_of_changes,
+            (_, true) if version == FORMAT_VERSION_CHANGES => says_of_changes,
             (true, true) => version == FORMAT_VERSION_ENDED_LOG,
-            // Earlier programs wrote the version of all logs.
-            (false, true) => version == FORMAT_VERSION_PARTS || version == FORMAT_VERSION_LOG,
+            // Earlier programs wrote the version of all logs, or that of parts.
+            (false, true) => {
+                [FORMAT_VERSION_LOG, FORMAT_VERSION_PARTS, FORMAT_VERSION_SPLITS].contains(&version)
+            }
             (_, false) => version <= FORMAT_VERSION_LOG,
         };
         if header.page() != at
@@ -350,10 +355,10 @@ mod tests {
         let plain = Header { listed: 0, ..header };
         for (header, version) in [
             (plain, FORMAT_VERSION_LOG),
-            (Header { clean: false, log, ..plain }, FORMAT_VERSION_PARTS),
+            (Header { clean: false, log, ..plain }, FORMAT_VERSION_SPLITS),
             (Header { log, ..plain }, FORMAT_VERSION_ENDED_LOG),
             (Header { log, changes: true, ..plain }, FORMAT_VERSION_CHANGES),
-            (Header { clean: false, log, changes: true, ..plain }, FORMAT_VERSION_CHANGES),
+            (Header { clean: false, log, changes: true, ..plain }, FORMAT_VERSION_SPLITS),
             (Header { log: no_log, ..plain }, FORMAT_VERSION_PIECES),
         ] {
             let block = header.encode(&[]);
@@ -371,6 +376,9 @@ mod tests {
         for (clean, log, version, is_valid) in [
             (true, log, FORMAT_VERSION_LOG, false),
             (true, log, FORMAT_VERSION_PARTS, false),
+            (true, log, FORMAT_VERSION_SPLITS, false),
+            (false, log, FORMAT_VERSION_PARTS, true),
+            (false, header.log, FORMAT_VERSION_SPLITS, false),
             (false, log, FORMAT_VERSION_ENDED_LOG, false),
             (false, log, FORMAT_VERSION_LOG, true),
             (false, header.log, FORMAT_VERSION_PARTS, false),

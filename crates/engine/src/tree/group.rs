@@ -17,7 +17,9 @@ use vellum_pool::{ExclusiveGuard, PageId, PageRef};
 use super::TreeRef;
 use super::lookup::{LeafBytes, LeafValue};
 use crate::error::{Error, Result};
-use crate::node::{Edit, Fences, Node, NodeMut, Payload, Split, merge_into_right, split_off_left};
+use crate::node::{
+    Edit, Fences, Node, NodeMut, Part, Payload, Split, Torn, copy_part, merge_into_right,
+};
 use crate::page::blob::BlobRef;
 use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
 use crate::planted::{StoreBug, is_planted};
@@ -221,7 +223,8 @@ impl<'a> Group<'_, 'a> {
         }
     }
 
-    /// Notes the values to which the leaf does not refer after the edit.
+    /// Notes the values to which the leaf does not refer after the edit. Values move to the other
+    /// part of a leaf that is split.
     fn remove_values(&mut self, page: &[u8], edit: Edit<'_>) {
         let (tree, node) = (page::tree(page), Node::new(page));
         let mut remove = |index: usize| {
@@ -230,7 +233,7 @@ impl<'a> Group<'_, 'a> {
             self.remove_value_of(tree, value);
         };
         match edit {
-            Edit::Insert { .. } | Edit::Overwrite { .. } => {}
+            Edit::Insert { .. } | Edit::Overwrite { .. } | Edit::Keep { .. } => {}
             Edit::Replace { index, .. } | Edit::Remove { index } => remove(index),
             Edit::RemoveAll { indexes } => indexes.iter().for_each(|index| remove(*index)),
         }
@@ -255,6 +258,7 @@ impl<'a> Group<'_, 'a> {
             | Edit::Overwrite { index, .. }
             | Edit::Remove { index } => replace(index),
             Edit::RemoveAll { indexes } => indexes.iter().for_each(|index| replace(*index)),
+            Edit::Keep { .. } => {}
         }
     }
 
@@ -301,19 +305,24 @@ impl<'a> Group<'_, 'a> {
         self.note(page, true);
     }
 
-    /// Moves all slots left of the split to `left`, a new page.
+    /// Splits a node. Keeps one part in its page, and moves the other part to `new`, a new page.
     ///
     /// # Errors
-    /// [`Error::Damaged`] if the node is inconsistent. Then only `left` has changed, or neither.
+    /// [`Error::Damaged`] if the node is inconsistent. Then only `new` has changed, or neither.
     pub(crate) fn split_off(
         &mut self,
         page: &mut ExclusiveGuard<'_>,
-        left: &mut ExclusiveGuard<'_>,
+        new: &mut ExclusiveGuard<'_>,
         split: &Split,
+        part: Part,
     ) -> Result<()> {
-        split_off_left(page, left, split).map_err(|torn| Error::torn(page.page(), torn))?;
-        self.note(page, true);
-        self.note(left, true);
+        let place = page.page();
+        copy_part(new, Node::new(&page[..]), part.other(), split)
+            .map_err(|torn| Error::torn(place, torn))?;
+        if !self.edit(page, Edit::Keep { part, at: split.left, separator: &split.separator }) {
+            return Err(Error::torn(place, Torn));
+        }
+        self.note(new, true);
         Ok(())
     }
 
@@ -332,13 +341,6 @@ impl<'a> Group<'_, 'a> {
             .map_err(|torn| Error::torn(place, torn))?;
         self.note(right, true);
         Ok(())
-    }
-
-    /// Has an inner node refer to `child` at `index`. The record has the node's image: edits
-    /// replace no children.
-    pub(crate) fn set_child(&mut self, page: &mut ExclusiveGuard<'_>, index: usize, child: u64) {
-        NodeMut::new(page).set_child(index, child);
-        self.note(page, true);
     }
 
     /// Has the record show the image of a page as it is. The group does not change it.

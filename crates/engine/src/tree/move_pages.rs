@@ -229,7 +229,7 @@ impl<'a> TreeRef<'a> {
         let mut group = self.group_without_versions(&change);
         group.take(new.page());
         group.copy(&mut new, &node);
-        group.set_child(&mut parent, index, new.page().id.0);
+        group.edit(&mut parent, Edit::Replace { index, payload: Payload::Child(new.page().id.0) });
         group.free(node);
         group.end(&mut [&mut new, &mut parent])?;
         Ok(u64::from(frames))

@@ -10,7 +10,7 @@ use super::TreeRef;
 use super::group::init;
 use super::lookup::{LockedPair, Target};
 use crate::error::{Error, Result};
-use crate::node::{Edit, Fences, Node, Payload, Split, Torn, fits_merge, plan_split};
+use crate::node::{Edit, Fences, Node, Part, Payload, Split, Torn, fits_merge, plan_split};
 use crate::page::PageKind;
 use crate::page::blob::BlobRef;
 use crate::store::pages::Change;
@@ -150,18 +150,24 @@ impl<'a> TreeRef<'a> {
             group.end(&mut [spare, &mut pair.node])?;
             return Ok((SplitOutcome::RootGrew, true));
         };
+        let kept = split.larger(node).map_err(torn)?;
         let parent_torn = |torn| Error::torn(parent.page(), torn);
         let len = split.separator.len();
         if !Node::new(&parent[..]).has_room(len, 0).map_err(parent_torn)? {
             return Ok((SplitOutcome::ParentFull(len), false));
         }
-        let child = Payload::Child(spare.page().id.0);
-        let insert = Edit::Insert { index: *index, key: &split.separator, payload: child };
         let mut group = self.group(change);
         group.take(spare.page());
-        group.split_off(&mut pair.node, spare, &split)?;
+        // The record has an image of the new page. So that page gets the smaller part.
+        group.split_off(&mut pair.node, spare, &split, kept)?;
+        let (old, new) = (Payload::Child(place.id.0), Payload::Child(spare.page().id.0));
+        let left = if kept == Part::Left { old } else { new };
+        let insert = Edit::Insert { index: *index, key: &split.separator, payload: left };
         if !group.edit(parent, insert) {
             return Err(Error::torn(parent.page(), Torn));
+        }
+        if kept == Part::Left {
+            group.edit(parent, Edit::Replace { index: *index + 1, payload: new });
         }
         group.end(&mut [&mut pair.node, spare, parent])?;
         Ok((SplitOutcome::Done, true))

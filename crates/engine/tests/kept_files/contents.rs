@@ -99,6 +99,15 @@ pub fn altered() -> Vec<Step> {
     steps
 }
 
+/// Runs of entries in both orders, with long keys, so that leaves are split and the nodes above
+/// them.
+pub fn splits() -> Vec<Step> {
+    let long_key = |number: usize| [&[b'p'; 100][..], &key("run", number)].concat();
+    let numbers = (3000..3700).chain((2900..3000).rev());
+    let put = |number| Put("runs", long_key(number), value(number, 100));
+    [Create("runs")].into_iter().chain(numbers.map(put)).collect()
+}
+
 /// The steps of transactions, one after the other.
 pub fn transactions() -> Vec<Vec<Step>> {
     let pair = |number: usize| {

@@ -22,7 +22,7 @@ use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
 use contents::{Entries, Step, Trees, apply};
 
 /// The greatest version that this build writes.
-const FORMAT: u32 = 7;
+const FORMAT: u32 = 8;
 
 fn files() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files")
@@ -81,6 +81,7 @@ fn expected(version: u32, path: &Path) -> Trees {
         "closed-1" | "closed-2" | "full" => {}
         "ended" | "left" | "backed-up" => apply(&contents::more(), &mut trees),
         "altered" => apply(&contents::altered(), &mut trees),
+        "splits" => apply(&contents::splits(), &mut trees),
         "listed" => apply(&contents::few(), &mut trees),
         "crashed-1" | "crashed-2" | "crashed-3" | "one" => apply(&contents::more(), &mut trees),
         "transactions" => {
@@ -254,17 +255,21 @@ fn stores_know_what_was_written_since_their_backup() {
             let increment = to.path().join("increment");
             let since = BackupOptions::new().since(&base);
             let report = store.backup(&increment, &since, &mut goes_on).unwrap();
-            assert!(report.read_bytes < report.used_bytes, "{report:?}");
+            // Recovery makes a clean file of a store that an earlier build has left in use, and
+            // notes no pages.
+            if name == "backed-up.store" || version == FORMAT {
+                assert!(report.read_bytes < report.used_bytes, "{report:?}");
+                seen += 1;
+            }
             let restored = to.path().join("restored");
             let options = RestoreOptions::new();
             vellum::restore(&restored, &base, &[increment], &options, &mut goes_on).unwrap();
             let mut trees = expected(version, &path);
             apply(&contents::few(), &mut trees);
             assert_has(&Store::open(&restored, &self::options()).unwrap(), &trees);
-            seen += 1;
         }
     }
-    assert!(seen >= 2);
+    assert!(seen >= 3);
 }
 
 /// A recovery that fails leaves the store to the build that wrote it: that knows no later version.

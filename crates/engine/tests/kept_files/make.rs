@@ -152,6 +152,7 @@ fn make() {
     crashed(&folder.join("crashed-1.store"), 1, more);
     crashed(&folder.join("crashed-2.store"), 2, more);
     crashed(&folder.join("altered.store"), 1, |store| take(store, &contents::altered()));
+    crashed(&folder.join("splits.store"), 1, |store| take(store, &contents::splits()));
     let transactions = |store: &Store| transact(store, &contents::transactions());
     crashed(&folder.join("transactions.store"), 1, transactions);
     let [base, increment, ended_store, killed] =
