@@ -13,11 +13,11 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 /// The thread looks when it has run, and waited to run, for so long.
-const LOOK: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_millis(20);
 /// It rests if it has waited for one part in so many of that time.
 const SHARE: u32 = 8;
 /// The first rest is the shortest. Each one that follows at the next look is twice as long.
-const SHORTEST: Duration = Duration::from_millis(100);
+const SHORTEST: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_millis(3200);
 
 /// Says when a thread rests, and for how long.
@@ -104,16 +104,16 @@ mod tests {
             now.waited += Duration::from_millis(waited);
             rests.due_at(now).map(|rest| rest.as_millis())
         };
-        assert_eq!(after(&mut rests, 49, 0), None);
-        assert_eq!(after(&mut rests, 51, 5), None, "a look, and a twentieth");
-        assert_eq!(after(&mut rests, 40, 9), None, "no look");
-        assert_eq!(after(&mut rests, 1, 0), Some(100));
-        assert_eq!(after(&mut rests, 0, 50), Some(200));
-        for rest in [400, 800, 1600, 3200, 3200] {
+        assert_eq!(after(&mut rests, 19, 0), None, "no look");
+        assert_eq!(after(&mut rests, 41, 5), None, "a look, and a thirteenth");
+        assert_eq!(after(&mut rests, 16, 3), None, "no look");
+        assert_eq!(after(&mut rests, 1, 0), Some(200));
+        assert_eq!(after(&mut rests, 0, 20), Some(400));
+        for rest in [800, 1600, 3200, 3200] {
             assert_eq!(after(&mut rests, 42, 8), Some(rest));
         }
         assert_eq!(after(&mut rests, 100, 10), None);
-        assert_eq!(after(&mut rests, 100, 20), Some(100));
+        assert_eq!(after(&mut rests, 100, 20), Some(200));
     }
 
     #[test]
