@@ -10,6 +10,7 @@ use vellum_pool::device::MemoryDevice;
 use super::record::RecordWriter;
 use crate::page;
 use crate::page::bytes::{put_u32, put_u64};
+use crate::store::header::AT_VERSION;
 use crate::{Error, Options, Store};
 
 fn options(log: SimulatedDevice) -> Options {
@@ -114,6 +115,34 @@ fn no_record_has_a_tree_after_the_last_one() {
     for tree in [u32::MAX - 1, u32::MAX] {
         let (file, log, page, leaf) = crashed();
         is_refused(recover(&file, log, &image(&leaf, page, tree)), "tree");
+    }
+}
+
+/// A build before version 8 might log that a merge freed pages which no tree had. They stay what
+/// they are. This build writes no such record, and takes none.
+#[test]
+fn older_builds_may_free_pages_that_are_not_there() {
+    let (file, log, ..) = crashed();
+    let older = |mut file: Vec<u8>| {
+        for page in [0, 4096] {
+            let version = page + AT_VERSION;
+            if file[version] == 8 {
+                put_u32(&mut file, version, 6);
+                page::seal(&mut file[page..page + 4096], &[]);
+            }
+        }
+        file
+    };
+    for (start, frames) in [(0, 20_493), (1, 1), (1 << 40, 8)] {
+        let mut record = Vec::new();
+        RecordWriter::new(&mut record, &[], &[PageRef::new(start, frames)]);
+        let store = recover(&older(file.clone()), log.kill(), &record).unwrap();
+        assert!(store.tree("tree").unwrap().contains(b"key").unwrap());
+        let report = store.check(&mut |_| {}).unwrap();
+        assert!(report.is_sound() && report.lost_pages == 0, "{report:?}");
+        if start < 2 {
+            is_refused(recover(&file, log.kill(), &record), "no file can have");
+        }
     }
 }
 

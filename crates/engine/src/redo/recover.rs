@@ -66,6 +66,8 @@ pub(crate) struct InMemory {
 /// What recovery knows from the records.
 pub(crate) struct Recovery<'a> {
     header: Header,
+    /// An older build wrote the log.
+    is_of_older_build: bool,
     records: u64,
     /// The pages that have changed, until the end of the log is known.
     pages: ChangedPages,
@@ -101,6 +103,7 @@ impl<'a> Recovery<'a> {
         let total = end.0.saturating_sub(from.0);
         Ok(Recovery {
             header,
+            is_of_older_build: false,
             records: 0,
             pages: ChangedPages::new(header.page_frames),
             changed: 0,
@@ -112,6 +115,11 @@ impl<'a> Recovery<'a> {
             progress: Progress::new(listener, from, total),
             began: Instant::now(),
         })
+    }
+
+    /// An older build wrote the log.
+    pub(crate) fn is_of_older_build(&mut self) {
+        self.is_of_older_build = true;
     }
 
     /// The number, in the log, of the first record that recovery needs.
@@ -153,6 +161,9 @@ impl<'a> Recovery<'a> {
             }
         }
         for range in &group.freed {
+            if self.is_of_older_build && self.is_outside(*range) {
+                continue;
+            }
             self.pages.remove(range.id.0, range.frames.into());
             self.map.space.set_free(range.id.0, range.frames.into()).map_err(out)?;
             self.forget_removed(*range);
@@ -179,6 +190,12 @@ impl<'a> Recovery<'a> {
             let first = *first;
             self.removed.remove(&first);
         }
+    }
+
+    /// Whether no page of this range can be freed. Before version 8 a merge that removed an inner
+    /// node's separator might log that it freed what the separator's bytes said.
+    fn is_outside(&self, range: PageRef) -> bool {
+        range.id.0 < self.map.space.first() || range.id.0 >= self.map.space.end()
     }
 
     /// Checks that the file can have this page.

@@ -47,7 +47,7 @@ const CLEAN: u64 = 1;
 const CHANGES: u64 = 2;
 
 const AT_MAGIC: usize = PAGE_HEADER;
-const AT_VERSION: usize = PAGE_HEADER + 8;
+pub(crate) const AT_VERSION: usize = PAGE_HEADER + 8;
 const AT_PAGE_FRAMES: usize = PAGE_HEADER + 12;
 const AT_STORE_ID: usize = PAGE_HEADER + 16;
 const AT_SEQUENCE: usize = PAGE_HEADER + 32;

@@ -204,12 +204,16 @@ pub(crate) fn recover(
     tracing::info!(log = %place, "the store was not closed: recovering it");
     let most = Lsn(device.scan().end * BLOCK_BYTES as u64);
     // The build that wrote an older header may not know the records that this one would append.
-    let knows = header.version >= FORMAT_VERSION_PIECES && header.is_newest_version(&page);
+    let is_newest = header.is_newest_version(&page);
+    let knows = header.version >= FORMAT_VERSION_PIECES && is_newest;
     let goes_on = options.wants_log(place) && knows && !options.recovers_to_file();
     let bytes = recovery_bytes(options)?;
     let list_bytes = goes_on.then_some(bytes / LATER_PART);
     let limits = RedoLimits { threads: options.recovery_threads(), bytes, list_bytes };
     let mut recovery = Recovery::new(header, map, most, limits, &options.on_recovery)?;
+    if !is_newest {
+        recovery.is_of_older_build();
+    }
     let values = Arc::new(ValuesFirst::new(device, file.clone()));
     let from = Some(recovery.from());
     let mut before: Option<Record> = None;
