@@ -158,7 +158,7 @@ impl<'a> TreeRef<'a> {
         }
         let mut group = self.group(change);
         group.take(spare.page());
-        // The record has an image of the new page. So that page gets the smaller part.
+        // The record has an image of the new page. So that page gets the part with fewer slots.
         group.split_off(&mut pair.node, spare, &split, kept)?;
         let (old, new) = (Payload::Child(place.id.0), Payload::Child(spare.page().id.0));
         let left = if kept == Part::Left { old } else { new };
