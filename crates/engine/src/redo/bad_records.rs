@@ -9,6 +9,7 @@ use vellum_pool::device::MemoryDevice;
 
 use super::record::RecordWriter;
 use crate::page;
+use crate::page::blob::BlobRef;
 use crate::page::bytes::{put_u32, put_u64};
 use crate::store::header::AT_VERSION;
 use crate::{Error, Options, Store};
@@ -133,15 +134,23 @@ fn older_builds_may_free_pages_that_are_not_there() {
         }
         file
     };
-    for (start, frames) in [(0, 20_493), (1, 1), (1 << 40, 8)] {
-        let mut record = Vec::new();
-        RecordWriter::new(&mut record, &[], &[PageRef::new(start, frames)]);
-        let store = recover(&older(file.clone()), log.kill(), &record).unwrap();
-        assert!(store.tree("tree").unwrap().contains(b"key").unwrap());
-        let report = store.check(&mut |_| {}).unwrap();
-        assert!(report.is_sound() && report.lost_pages == 0, "{report:?}");
-        if start < 2 {
-            is_refused(recover(&file, log.kill(), &record), "no file can have");
+    // The second begins in the file, and takes the tree's pages with it.
+    for (start, frames) in [(0, 20_493), (2, 20_493), (1, 1), (1 << 39, 8)] {
+        let range = PageRef::new(start, frames);
+        let value = BlobRef { page: PageRef::new(start, 1), len: 1 << 20, piece_frames: 16 };
+        let (mut freed, mut removed) = (Vec::new(), Vec::new());
+        RecordWriter::new(&mut freed, &[], &[range]);
+        RecordWriter::removing(&mut removed, &[], &[], &[(2, value)]);
+        // That value lies in the file, and cannot be told from another one.
+        let records = if start == 2 { vec![freed] } else { vec![freed, removed] };
+        for record in records {
+            let store = recover(&older(file.clone()), log.kill(), &record).unwrap();
+            assert!(store.tree("tree").unwrap().contains(b"key").unwrap());
+            let report = store.check(&mut |_| {}).unwrap();
+            assert!(report.is_sound() && report.lost_pages == 0, "{report:?}");
+            if start < 2 {
+                is_refused(recover(&file, log.kill(), &record), "no file can have");
+            }
         }
     }
 }

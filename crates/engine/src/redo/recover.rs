@@ -142,6 +142,9 @@ impl<'a> Recovery<'a> {
             self.forget_removed(*range);
         }
         for (tree, value) in group.values {
+            if self.is_of_older_build && self.is_outside(value.page) {
+                continue;
+            }
             self.check_place(value.page).map_err(bad(lsn))?;
             self.removed.insert(value.page.id.0, (tree, value));
         }
@@ -192,10 +195,10 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    /// Whether no page of this range can be freed. Before version 8 a merge that removed an inner
-    /// node's separator might log that it freed what the separator's bytes said.
+    /// Whether a part of this range is outside of the file. Before version 8 a merge that removed
+    /// an inner node's separator might log that it freed what the separator's bytes said.
     fn is_outside(&self, range: PageRef) -> bool {
-        range.id.0 < self.map.space.first() || range.id.0 >= self.map.space.end()
+        self.check_place(range).is_err()
     }
 
     /// Checks that the file can have this page.
