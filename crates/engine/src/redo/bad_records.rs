@@ -7,12 +7,13 @@ use vellum_log::{Log, LogError, LogOptions, RecordRef, SimulatedDevice, Simulate
 use vellum_pool::PageRef;
 use vellum_pool::device::MemoryDevice;
 
-use super::record::RecordWriter;
+use super::record::{RecordWriter, push_edit};
+use crate::node::{Edit, Node, NodeLimits, Part, Payload};
 use crate::page;
 use crate::page::blob::BlobRef;
 use crate::page::bytes::{put_u32, put_u64};
 use crate::store::header::AT_VERSION;
-use crate::{Error, Options, Store};
+use crate::{Error, Options, Store, Tree};
 
 fn options(log: SimulatedDevice) -> Options {
     Options { log: Some(Arc::new(log)), evictors: 0, ..Options::new().pool_bytes(1 << 20) }
@@ -25,20 +26,43 @@ fn new_log() -> SimulatedDevice {
 
 /// The file and the log of a store that was not closed, and a leaf with its bytes.
 fn crashed() -> (Vec<u8>, SimulatedDevice, PageRef, Vec<u8>) {
+    crashed_with(|tree| {
+        tree.upsert(b"key", b"value").unwrap();
+        tree.tree_ref().root_page()
+    })
+}
+
+/// The same of a store whose tree `fill` fills, and the page that it tells.
+fn crashed_with(
+    fill: impl FnOnce(&Tree) -> PageRef,
+) -> (Vec<u8>, SimulatedDevice, PageRef, Vec<u8>) {
     let file = Arc::new(MemoryDevice::new());
     let log = Arc::new(new_log());
     let options = Options { log: Some(log.clone()), ..options(log.kill()) };
     let store = Store::create_on(file.clone(), &options).unwrap();
     let tree = store.create_tree("tree").unwrap();
-    tree.upsert(b"key", b"value").unwrap();
+    let page = fill(&tree);
     store.sync().unwrap();
-    let page = tree.tree_ref().root_page();
     let bytes = store.core.pages.pool.fix_shared(page).unwrap().to_vec();
     (file.snapshot(), log.kill(), page, bytes)
 }
 
 /// What recovery says of a log whose last record is this.
 fn recover(file: &[u8], log: SimulatedDevice, record: &[u8]) -> Result<Store, Error> {
+    let (device, store) = recover_on(file, log, record, None);
+    if store.is_err() {
+        assert!(device.snapshot() == file, "a refused record has changed the file");
+    }
+    store
+}
+
+/// The same with memory for so many bytes of pages: the others are pending.
+fn recover_on(
+    file: &[u8],
+    log: SimulatedDevice,
+    record: &[u8],
+    bytes: Option<usize>,
+) -> (Arc<MemoryDevice>, Result<Store, Error>) {
     let log = Arc::new(log);
     let visit = |_: RecordRef<'_>| Ok::<_, LogError>(());
     let (opened, _) = Log::open(log.clone(), &LogOptions::default(), None, visit).unwrap();
@@ -46,11 +70,10 @@ fn recover(file: &[u8], log: SimulatedDevice, record: &[u8]) -> Result<Store, Er
     opened.wait_durable(lsn).unwrap();
     drop(opened);
     let device = Arc::new(MemoryDevice::from_snapshot(file.to_vec()));
-    let store = Store::open_on(device.clone(), &options(log.kill()));
-    if store.is_err() {
-        assert!(device.snapshot() == file, "a refused record has changed the file");
-    }
-    store
+    let options = options(log.kill());
+    let options = Options { recovery_bytes: bytes.or(options.recovery_bytes), ..options };
+    let store = Store::open_on(device.clone(), &options);
+    (device, store)
 }
 
 #[track_caller]
@@ -60,6 +83,80 @@ fn is_refused(result: Result<Store, Error>, why: &str) {
         Err(error) => panic!("refused otherwise: {error}"),
         Ok(_) => panic!("a bad record is taken"),
     }
+}
+
+/// The file and the log of a store that was not closed, and a node of its tree.
+struct CrashedNode {
+    file: Vec<u8>,
+    log: SimulatedDevice,
+    page: PageRef,
+    bytes: Vec<u8>,
+}
+
+impl CrashedNode {
+    /// A node of `level`, below the root and in the midst of a tree whose keys have a prefix.
+    fn inside(level: u8) -> CrashedNode {
+        let (file, log, page, bytes) = crashed_with(|tree| {
+            for number in 0..700_u32 {
+                let key = [&[b'p'; 200][..], &number.to_be_bytes(), &[b'e'; 40]].concat();
+                tree.insert(&key, &[7; 200]).unwrap();
+            }
+            let tree = tree.tree_ref();
+            let mut page = tree.root_page();
+            loop {
+                let bytes = tree.pages.pool.fix_shared(page).unwrap();
+                let node = Node::new(&bytes[..]);
+                if node.level() == Ok(level) {
+                    return page;
+                }
+                let child = node.child(node.count().unwrap() / 2).unwrap();
+                page = PageRef::new(child, page.frames);
+            }
+        });
+        CrashedNode { file, log, page, bytes }
+    }
+
+    /// Recovery of the edit with memory for so many bytes of pages, and a reading of the nodes that
+    /// are pending after it, if `reads`.
+    fn redo(&self, edit: Edit<'_>, bytes: usize, reads: bool) -> Result<(), Error> {
+        let record = edit_record(self.page, edit);
+        let (device, store) = recover_on(&self.file, self.log.kill(), &record, Some(bytes));
+        let redone = match &store {
+            Ok(store) if reads => {
+                let tree = store.tree("tree").unwrap();
+                tree.entries().try_for_each(|entry| entry.map(drop))
+            }
+            _ => Ok(()),
+        };
+        assert!(device.snapshot() == self.file, "the recovery has changed the file");
+        store.and(redone)
+    }
+
+    fn takes(&self, edit: Edit<'_>) -> bool {
+        self.redo(edit, 1 << 20, false).is_ok()
+    }
+
+    /// The opening refuses the node with this edit. If the node is pending, a reader does.
+    #[track_caller]
+    fn refuses(&self, edit: Edit<'_>, why: &str) {
+        for (bytes, reads, why) in [(0, true, "only the log has"), (1 << 20, false, why)] {
+            match self.redo(edit, bytes, reads) {
+                Err(Error::Damaged { page, what }) => {
+                    assert!(page == self.page && what.contains(why), "{edit:?}: {page}: {what}");
+                }
+                Err(error) => panic!("{edit:?} is refused otherwise: {error}"),
+                Ok(()) => panic!("{edit:?} is taken"),
+            }
+        }
+    }
+}
+
+/// The record of an edit of a page.
+fn edit_record(page: PageRef, edit: Edit<'_>) -> Vec<u8> {
+    let (mut edits, mut record) = (Vec::new(), Vec::new());
+    push_edit(&mut edits, edit);
+    RecordWriter::new(&mut record, &[], &[]).edits(page, &edits);
+    record
 }
 
 /// The record of an image of a leaf at a page, of a tree.
@@ -117,6 +214,76 @@ fn no_record_has_a_tree_after_the_last_one() {
         let (file, log, page, leaf) = crashed();
         is_refused(recover(&file, log, &image(&leaf, page, tree)), "tree");
     }
+}
+
+/// Both parts of a leaf, and of an inner node, at every place where it is not split.
+#[test]
+fn no_record_keeps_a_part_that_a_split_does_not_make() {
+    for level in [0, 1] {
+        let crashed = CrashedNode::inside(level);
+        let node = Node::new(&crashed.bytes[..]);
+        let key = |index| node.key(index).unwrap().to_vec();
+        let (count, max_key) = (node.count().unwrap(), NodeLimits::for_page_size(4096).max_key);
+        let (lower, upper) = (node.lower().unwrap().unwrap(), node.upper().unwrap().unwrap());
+        let prefix = node.prefix().unwrap().to_vec();
+        assert!(count > 3 && prefix.len() >= 200 && node.level() == Ok(level));
+        // In a leaf the separator's own entry belongs to the left part.
+        let (separator, at) = (key(count / 2), count / 2 + usize::from(level == 0));
+        let longest = [&separator[..], &vec![b'f'; max_key - separator.len()]].concat();
+        let longer = [&longest[..], b"f"].concat();
+        let below = [&lower[..lower.len() - 1], &[lower[lower.len() - 1] - 1]].concat();
+        let above = [upper, b"f"].concat();
+        let other_prefix = [&prefix[..prefix.len() - 1], b"\xff"].concat();
+        let bad: &[(usize, &[u8])] = &[
+            (at - 1, &separator),
+            (at + 1, &separator),
+            (count + 1, &separator),
+            (usize::from(u16::MAX), &separator),
+            (count, upper),
+            (count - 1, upper),
+            (count, &above),
+            (0, lower),
+            (0, &below),
+            (0, b""),
+            (at, b""),
+            (0, &prefix[..prefix.len() - 1]),
+            (at, &prefix[..prefix.len() - 1]),
+            (at, &other_prefix),
+            (count, &other_prefix),
+            (at, &longer),
+        ];
+        for part in [Part::Left, Part::Right] {
+            assert!(crashed.takes(Edit::Keep { part, at, separator: &separator }));
+            let longest = Edit::Keep { part, at, separator: &longest };
+            assert_eq!(crashed.takes(longest), level == 0);
+            for &(at, separator) in bad {
+                crashed.refuses(Edit::Keep { part, at, separator }, "is not split there");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_record_replaces_a_child_by_what_no_node_has() {
+    let replaced = |level: u8, bad: &[(usize, Payload<'_>, &str)]| {
+        let crashed = CrashedNode::inside(level);
+        let count = Node::new(&crashed.bytes[..]).count().unwrap();
+        let sound = if level == 0 { Payload::Inline(b"new") } else { Payload::Child(99) };
+        assert!(crashed.takes(Edit::Replace { index: count - 1, payload: sound }));
+        assert_eq!(crashed.takes(Edit::Replace { index: count, payload: sound }), level > 0);
+        for &(after, payload, why) in bad {
+            crashed.refuses(Edit::Replace { index: count - 1 + after, payload }, why);
+        }
+    };
+    let (none, child) = (Payload::Child(0), Payload::Child(99));
+    let (value, blob) = (Payload::Inline(b"new"), Payload::Blob(&[1; 20]));
+    let (entry, slot) = ("cannot have such an entry", "has no such slot");
+    let of_inner = [none, value, blob].map(|payload| (0, payload, entry));
+    let after_inner = [(1, none, entry), (1, value, slot), (1, blob, slot), (2, child, slot)];
+    replaced(1, &[&of_inner[..], &after_inner].concat());
+    let of_leaf = [none, child].map(|payload| (0, payload, entry));
+    let after_leaf = [(1, none, entry), (1, child, entry), (1, value, slot), (1, blob, slot)];
+    replaced(0, &[&of_leaf[..], &after_leaf].concat());
 }
 
 /// A build before version 8 might log that a merge freed pages which no tree had. They stay what
