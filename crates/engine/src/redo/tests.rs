@@ -428,42 +428,80 @@ fn keys_of(pages: &BTreeMap<PageRef, Vec<u8>>, page: PageRef, fences: Fences<'_>
     (0..=count).flat_map(of_child).collect()
 }
 
-/// Inserts in runs and in no order split leaves and the nodes above them. After each record the
-/// redone pages are a sound tree with the first entries, whether a page has its image from before
-/// the checkpoint or after it. A store that crashes there has these entries.
-#[test]
-fn splits_are_redone_over_several_levels() {
-    const KEYS: u32 = 2400;
-    // Long keys: an inner node has some 17 children.
-    let key = |n: u32| [&[b'p'; 200][..], &n.to_be_bytes()].concat();
-    let two_runs = |n: u32| n % 2 * KEYS + n / 2;
-    let scattered = |n: u32| n.wrapping_mul(0x9e37_79b1);
-    let orders: [&dyn Fn(u32) -> u32; 4] = [&|n| n, &|n| KEYS - n, &two_runs, &scattered];
-    for (number, order) in orders.into_iter().enumerate() {
+/// How a tree stores its values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Values {
+    /// In the leaves.
+    Short,
+    /// Each in a page of its own.
+    Whole,
+    Pieces,
+}
+
+/// How many keys a tree had at a crash, the file, and the log.
+type Crash = (usize, Vec<u8>, SimulatedDevice);
+
+impl Values {
+    fn options(self, log: Arc<SimulatedDevice>) -> Options {
+        // The pool decides about the length of pieces: here two frames.
+        let pool_bytes = if self == Values::Pieces { 256 << 10 } else { 8 << 20 };
+        let options = Options::new().pool_bytes(pool_bytes);
+        Options { log: Some(log), evictors: 0, cut_in_background: false, ..options }
+    }
+
+    fn of(self, key: &[u8]) -> Vec<u8> {
+        let len = match self {
+            Values::Short => 200,
+            Values::Whole => 5000,
+            Values::Pieces => 9000,
+        };
+        key.iter().rev().zip(0..).map(|(byte, at)| byte ^ at).cycle().take(len).collect()
+    }
+
+    /// What the pages of a value have, in bytes.
+    fn page_bytes(self) -> u64 {
+        match self {
+            Values::Short => 0,
+            Values::Whole => 2 * 4096,
+            // Two pieces, and an index.
+            Values::Pieces => (2 * 2 + 1) * 4096,
+        }
+    }
+
+    fn put(self, tree: &Tree, key: &[u8]) {
+        let value = self.of(key);
+        if self != Values::Pieces {
+            return tree.insert(key, &value).unwrap();
+        }
+        let mut writer = tree.writer(key).unwrap();
+        writer.write_all(&value).unwrap();
+        writer.finish_new().unwrap();
+    }
+
+    /// Puts the keys into a tree, with a checkpoint amid it. Each split is redone to a sound tree.
+    /// Returns what crashes left of the store.
+    fn check_splits(self, keys: &[Vec<u8>]) -> Vec<Crash> {
         let device = SimulatedOptions { segments: 256, segment_blocks: 64, ..Default::default() };
         let device = Arc::new(SimulatedDevice::new(device));
         let memory = Arc::new(MemoryDevice::new());
-        let options = |log| {
-            let options = Options::new().pool_bytes(8 << 20);
-            Options { log: Some(log), evictors: 0, ..options }
-        };
-        let store = Store::create_on(memory.clone(), &options(device.clone())).unwrap();
+        let store = Store::create_on(memory.clone(), &self.options(device.clone())).unwrap();
         let trees = [store.create_tree("tree").unwrap()];
         let log = store.core.pages.redo_log.as_ref().unwrap();
-        let (keys, mut before, mut crashes) =
-            ((0..KEYS).map(|n| key(order(n))).collect::<Vec<_>>(), BTreeMap::new(), Vec::new());
+        let (mut before, mut crashes) = (BTreeMap::new(), Vec::new());
         for (put, key) in keys.iter().enumerate() {
             if put == keys.len() / 2 {
                 store.core.pages.cut_log_if(log, |_| true).unwrap();
                 before = nodes(&store, &trees);
             }
-            trees[0].insert(key, &[7; 200]).unwrap();
+            self.put(&trees[0], key);
             if put % 80 == 79 {
                 store.sync().unwrap();
                 crashes.push((put + 1, memory.snapshot(), device.kill()));
             }
         }
-        assert!(trees[0].stat().unwrap().height > 2);
+        let stat = trees[0].stat().unwrap();
+        assert!(stat.height > 2);
+        assert_eq!(stat.blob_page_bytes, keys.len() as u64 * self.page_bytes());
 
         let (root, mut pages) = (trees[0].tree_ref().root_page(), before);
         // Splits of nodes of which the log has no image since the checkpoint, of others, of inner
@@ -471,6 +509,8 @@ fn splits_are_redone_over_several_levels() {
         let mut splits = [0; 3];
         for (lsn, record) in records(&store, Some(log.newest_cut())) {
             let record = GroupRecord::read(&record).unwrap();
+            // No page of a value, either.
+            assert!(record.freed.is_empty() && record.values.is_empty(), "{self:?}: {record:?}");
             let is_split = record.pages.len() > 1;
             let images = record.pages.iter().filter(|page| matches!(page.redo, Redo::Image { .. }));
             let images = images.count();
@@ -489,22 +529,67 @@ fn splits_are_redone_over_several_levels() {
                 assert_eq!(found, expected);
             }
         }
-        assert!(splits.iter().all(|count| *count > 0), "order {number}: {splits:?}");
+        assert!(splits.iter().all(|count| *count > 0), "{self:?}: {splits:?}");
+        crashes
+    }
 
-        for (index, (count, file, log)) in crashes.into_iter().enumerate() {
-            let mut options = options(Arc::new(log) as Arc<dyn LogDevice>);
-            // Most pages are pending when the store opens.
-            options.recovery_bytes = (index % 2 == 1).then_some(64 << 10);
-            let file = Arc::new(MemoryDevice::from_snapshot(file));
-            let store = Store::open_on(file, &options).unwrap();
+    /// Recovers a store, has it split more nodes, and recovers it from another crash.
+    fn check_recovery(self, keys: &[Vec<u8>], crash: Crash, is_pending: bool) {
+        let (mut count, mut file, mut log) = crash;
+        for _ in 0..2 {
+            let (memory, device) = (Arc::new(MemoryDevice::from_snapshot(file)), Arc::new(log));
+            let mut options = self.options(device.clone());
+            // Memory for two pages, or for all.
+            options.recovery_bytes = is_pending.then_some(8 << 10);
+            let store = Store::open_on(memory.clone(), &options).unwrap();
             assert!(store.recovery().is_some());
+            let pending = &store.core.pages.redo_log.as_ref().unwrap().pending;
+            assert!(!is_pending || pending.left() > 0);
             let tree = store.tree("tree").unwrap();
-            let found: Vec<_> = tree.entries().map(|entry| entry.unwrap().0.to_vec()).collect();
+            let more = keys.len().min(count + 40);
+            keys[count..more].iter().for_each(|key| self.put(&tree, key));
+            count = more;
+            store.sync().unwrap();
+            (file, log) = (memory.snapshot(), device.kill());
             let mut expected = keys[..count].to_vec();
             expected.sort();
-            assert!(found == expected, "order {number}, {count} keys");
+            let mut found = 0;
+            for entry in tree.entries() {
+                let (key, value) = entry.unwrap();
+                assert!(*key == expected[found] && *value == self.of(&key), "{self:?}, {count}");
+                found += 1;
+            }
+            assert_eq!(found, count);
             let report = store.check(&mut |_| ()).unwrap();
-            assert!(report.is_sound() && report.lost_pages == 0, "{report:?}");
+            assert!(report.is_sound() && report.lost_pages == 0, "{self:?}, {count}: {report:?}");
+        }
+    }
+}
+
+/// Inserts in runs and in no order split leaves and the nodes above them. After each record the
+/// redone pages are a sound tree with the first entries, whether a page has its image from before
+/// the checkpoint or after it. A store that crashes there has these entries, and their values
+/// wherever these lie.
+#[test]
+fn splits_are_redone_over_several_levels() {
+    // Long keys: an inner node has some 17 children.
+    let key = |n: u32| [&[b'p'; 200][..], &n.to_be_bytes()].concat();
+    let two_runs = |n: u32, keys: u32| n % 2 * keys + n / 2;
+    let scattered = |n: u32, _: u32| n.wrapping_mul(0x9e37_79b1);
+    let orders: [&dyn Fn(u32, u32) -> u32; 4] =
+        [&|n, _| n, &|n, keys| keys - n, &two_runs, &scattered];
+    let runs = &orders[..2];
+    for (values, count, orders) in [
+        (Values::Short, 2400, &orders[..]),
+        (Values::Whole, 700, runs),
+        (Values::Pieces, 700, runs),
+    ] {
+        for order in orders {
+            let keys: Vec<_> = (0..count).map(|n| key(order(n, count))).collect();
+            let crashes = values.check_splits(&keys);
+            for (index, crash) in crashes.into_iter().enumerate() {
+                values.check_recovery(&keys, crash, index % 2 == 1);
+            }
         }
     }
 }
