@@ -139,6 +139,19 @@ fn no_header_of_a_closed_store_has_the_version_of_one_in_use() {
     assert!(versions(&path).contains(&8));
     store.close().unwrap();
     assert!(versions(&path).iter().all(|version| *version <= 5), "{:?}", versions(&path));
+    // A backup, after which the free map says what has changed since, and a change or none.
+    for changes in [100..100, 100..200] {
+        let store = Store::open(&path, &logged()).unwrap();
+        put(&store, 0..100);
+        let backup = folder.path().join(format!("backup-{}", changes.end));
+        store.backup(&backup, &BackupOptions::new(), &mut |_| ControlFlow::Continue(())).unwrap();
+        put(&store, changes);
+        assert!(versions(&path).contains(&8));
+        store.close().unwrap();
+        let versions = versions(&path);
+        assert!(versions.contains(&7), "{versions:?}");
+        assert!(versions.iter().all(|version| *version <= 7), "{versions:?}");
+    }
     // The recovery of a store, and no change.
     let (_folder, path) = crashed(100);
     let store = Store::open(&path, &plain().log(false)).unwrap();
