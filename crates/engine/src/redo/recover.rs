@@ -66,8 +66,8 @@ pub(crate) struct InMemory {
 /// What recovery knows from the records.
 pub(crate) struct Recovery<'a> {
     header: Header,
-    /// An older build wrote the log.
-    is_of_older_build: bool,
+    /// A build before version 8 wrote the log.
+    skips_outside: bool,
     records: u64,
     /// The pages that have changed, until the end of the log is known.
     pages: ChangedPages,
@@ -103,7 +103,7 @@ impl<'a> Recovery<'a> {
         let total = end.0.saturating_sub(from.0);
         Ok(Recovery {
             header,
-            is_of_older_build: false,
+            skips_outside: false,
             records: 0,
             pages: ChangedPages::new(header.page_frames),
             changed: 0,
@@ -117,9 +117,10 @@ impl<'a> Recovery<'a> {
         })
     }
 
-    /// An older build wrote the log.
-    pub(crate) fn is_of_older_build(&mut self) {
-        self.is_of_older_build = true;
+    /// Has it skip what records free or remove outside of the file. Before version 8 a merge that
+    /// removed an inner node's separator might log that it freed what the separator's bytes said.
+    pub(crate) fn skip_outside(&mut self) {
+        self.skips_outside = true;
     }
 
     /// The number, in the log, of the first record that recovery needs.
@@ -134,17 +135,18 @@ impl<'a> Recovery<'a> {
     pub(crate) fn add(&mut self, record: RecordRef<'_>) -> Result<()> {
         let lsn = record.lsn;
         let out = |_| bad(lsn)(BadRecord("it has pages that no file can have"));
-        let group = GroupRecord::read(record.bytes).map_err(bad(lsn))?;
+        let mut group = GroupRecord::read(record.bytes).map_err(bad(lsn))?;
         for range in &group.taken {
             self.pages.remove(range.id.0, range.frames.into());
             self.map.space.set_allocated(range.id.0, range.frames.into()).map_err(out)?;
             self.map.note_written(*range);
             self.forget_removed(*range);
         }
+        if self.skips_outside {
+            group.values.retain(|(_, value)| self.check_place(value.page).is_ok());
+            group.freed.retain(|range| self.check_place(*range).is_ok());
+        }
         for (tree, value) in group.values {
-            if self.is_of_older_build && self.is_outside(value.page) {
-                continue;
-            }
             self.check_place(value.page).map_err(bad(lsn))?;
             self.removed.insert(value.page.id.0, (tree, value));
         }
@@ -164,9 +166,6 @@ impl<'a> Recovery<'a> {
             }
         }
         for range in &group.freed {
-            if self.is_of_older_build && self.is_outside(*range) {
-                continue;
-            }
             self.pages.remove(range.id.0, range.frames.into());
             self.map.space.set_free(range.id.0, range.frames.into()).map_err(out)?;
             self.forget_removed(*range);
@@ -193,12 +192,6 @@ impl<'a> Recovery<'a> {
             let first = *first;
             self.removed.remove(&first);
         }
-    }
-
-    /// Whether a part of this range is outside of the file. Before version 8 a merge that removed
-    /// an inner node's separator might log that it freed what the separator's bytes said.
-    fn is_outside(&self, range: PageRef) -> bool {
-        self.check_place(range).is_err()
     }
 
     /// Checks that the file can have this page.

@@ -380,7 +380,7 @@ fn removed_values_are_read_as_they_were_written() {
     assert!(GroupRecord::read(&bytes).is_err());
 }
 
-/// A split in a run keeps the page of the larger part, of which the record says only where it ends.
+/// A split in a run keeps the larger part in its page. The record says only where that part ends.
 #[test]
 fn a_split_in_a_run_logs_little() {
     for descending in [false, true] {

@@ -212,7 +212,7 @@ pub(crate) fn recover(
     let limits = RedoLimits { threads: options.recovery_threads(), bytes, list_bytes };
     let mut recovery = Recovery::new(header, map, most, limits, &options.on_recovery)?;
     if !is_newest {
-        recovery.is_of_older_build();
+        recovery.skip_outside();
     }
     let values = Arc::new(ValuesFirst::new(device, file.clone()));
     let from = Some(recovery.from());

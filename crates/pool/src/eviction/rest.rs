@@ -6,9 +6,7 @@
 //! to run and did not run (the kernel calls that the run delay), and rests if that is a large part
 //! of its time.
 
-#[cfg(not(feature = "model"))]
 use std::fs::File;
-#[cfg(not(feature = "model"))]
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -23,8 +21,8 @@ const LONGEST: Duration = Duration::from_millis(3200);
 /// Says when a thread rests, and for how long.
 #[derive(Debug)]
 pub(crate) struct Rests {
-    /// What the kernel counts of the thread; none if it does not count.
-    #[cfg(not(feature = "model"))]
+    /// What the kernel counts of the thread. None if it does not count, and in the model, which has
+    /// no clock.
     counts: Option<File>,
     last: Times,
     next: Duration,
@@ -41,28 +39,22 @@ impl Rests {
     /// Those of the calling thread.
     pub(crate) fn of_this_thread() -> Rests {
         Rests {
-            #[cfg(not(feature = "model"))]
-            counts: File::open("/proc/thread-self/schedstat").ok(),
+            counts: match cfg!(feature = "model") {
+                true => None,
+                false => File::open("/proc/thread-self/schedstat").ok(),
+            },
             last: Times::default(),
             next: SHORTEST,
         }
     }
 
     /// How long the thread should rest now, if it should.
-    #[cfg(not(feature = "model"))]
     pub(crate) fn due(&mut self) -> Option<Duration> {
         let mut text = [0; 64];
         let length = self.counts.as_ref()?.read_at(&mut text, 0).ok()?;
         self.due_at(Times::of(str::from_utf8(&text[..length]).ok()?)?)
     }
 
-    /// The model has no clock.
-    #[cfg(feature = "model")]
-    pub(crate) fn due(&mut self) -> Option<Duration> {
-        None
-    }
-
-    #[cfg_attr(feature = "model", allow(dead_code))]
     fn due_at(&mut self, now: Times) -> Option<Duration> {
         let ran = now.ran.saturating_sub(self.last.ran);
         let waited = now.waited.saturating_sub(self.last.waited);
@@ -83,7 +75,6 @@ impl Rests {
 impl Times {
     /// By the kernel's text: nanoseconds that the thread ran, nanoseconds that it waited, and a
     /// count of times.
-    #[cfg_attr(feature = "model", allow(dead_code))]
     fn of(text: &str) -> Option<Times> {
         let mut numbers = text.split_ascii_whitespace();
         let mut next = || numbers.next()?.parse().ok().map(Duration::from_nanos);
@@ -93,6 +84,8 @@ impl Times {
 
 #[cfg(all(test, not(feature = "model")))]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -123,7 +116,10 @@ mod tests {
             Times::of(&text).unwrap()
         };
         let before = times();
-        while times().ran < before.ran + Duration::from_millis(2) {}
+        let begin = Instant::now();
+        while times().ran < before.ran + Duration::from_millis(2) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "the kernel does not count");
+        }
         assert!(times().waited >= before.waited);
         for text in ["", "5", "5 x 1", "5,6"] {
             assert!(Times::of(text).is_none(), "{text:?}");
