@@ -62,11 +62,10 @@ impl FrameBudget {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// Changes the size.
+    /// Changes the size. The caller wakes those that wait for frames.
     pub(crate) fn set_size(&self, frames: u64) {
         self.size.store(frames, Ordering::SeqCst);
         self.capacity.store(frames, Ordering::SeqCst);
-        self.wake();
     }
 
     /// Gives out no frame beyond `frames` from now on, unless there are fewer already. Only one

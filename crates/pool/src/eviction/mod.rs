@@ -37,6 +37,9 @@ const SPARE_BATCHES: u64 = 4;
 /// hardly longer than those.
 const FEW: usize = 4;
 
+/// How often a background thread that rests looks whether it still should.
+const LOOK_IN_REST: Duration = Duration::from_millis(200);
+
 /// Evicts pages of one pool.
 #[derive(Debug)]
 pub(crate) struct Eviction {
@@ -65,13 +68,18 @@ struct Background {
     /// One of the threads sleeps, and no other thread has woken it yet.
     asleep: AtomicBool,
     state: Mutex<BackgroundState>,
+    /// Threads that sleep wait here.
     wake_up: Condvar,
+    /// Threads that rest wait here.
+    rest_ends: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct BackgroundState {
     /// How many frames the background threads make free; 0 for no request.
     wanted: u64,
+    /// A task waits for these frames. Threads that rest go on.
+    is_for_task: bool,
     /// Threads that sleep, or that were woken and do not run yet.
     sleeping: u64,
     ended: bool,
@@ -106,7 +114,7 @@ impl Eviction {
         self.writer.note_capacity(capacity);
         let low = (capacity / 64).max(self.writer.batch() as u64).min(capacity / 8).max(1);
         self.low.store(low, Ordering::Relaxed);
-        // Requests were for another size.
+        // Requests were for another size. The caller wakes the tasks, which ask again.
         lock(&self.background.state).wanted = 0;
     }
 
@@ -247,7 +255,7 @@ impl Eviction {
         let (clean, dirty) = self.hold_dirty(&candidates);
         let written = self.write(&dirty);
         let locked = self.lock_exclusively(&clean, dirty, &written);
-        self.release(&locked)
+        Evicted { has_written: !written.is_empty(), ..self.release(&locked) }
     }
 
     /// The candidates of a batch: those that misses have passed over, and others.
@@ -413,7 +421,7 @@ impl Eviction {
                 return;
             }
         }
-        self.wake_background(2 * low);
+        self.wake_background(2 * low, false);
     }
 
     fn slots_are_used(&self) -> bool {
@@ -426,21 +434,31 @@ impl Eviction {
         self.background.asleep.store(true, Ordering::Relaxed);
     }
 
-    /// Wakes a background thread, so that at least `frames` frames become free.
+    /// Wakes a background thread, so that at least `frames` frames become free for a task that
+    /// waits for them. No thread rests then: the task evicts nothing itself.
+    pub(crate) fn evict_for_task(&self, frames: u64) {
+        self.wake_background(frames, true);
+    }
+
     #[cold]
-    pub(crate) fn wake_background(&self, frames: u64) {
+    fn wake_background(&self, frames: u64, is_for_task: bool) {
         let mut state = lock(&self.background.state);
         state.wanted = state.wanted.max(frames);
+        state.is_for_task |= is_for_task;
         // Until the woken thread runs, no other thread need spend a system call on waking it.
         self.background.asleep.store(false, Ordering::Relaxed);
         drop(state);
         self.background.wake_up.notify_one();
+        if is_for_task {
+            self.background.rest_ends.notify_all();
+        }
     }
 
     /// Tells the background threads to end; they return soon after.
     pub(crate) fn end_background(&self) {
         lock(&self.background.state).ended = true;
         self.background.wake_up.notify_all();
+        self.background.rest_ends.notify_all();
     }
 
     /// The loop of a background thread, until [`end_background`](Self::end_background).
@@ -458,15 +476,11 @@ impl Eviction {
                 return;
             }
             let wanted = std::mem::take(&mut state.wanted).max(2 * self.low());
+            state.is_for_task = false;
             // If this thread does not keep up, a fix wakes the next one.
             self.background.asleep.store(state.sleeping > 0, Ordering::Relaxed);
             drop(state);
-            self.evict_until_free_or_panic(wanted);
-            // Where pages leave slots, this thread has the dirty ones, whose writes would keep the
-            // misses waiting.
-            if !self.slots_are_used()
-                && let Some(rest) = rests.due()
-            {
+            if let Some(rest) = self.evict_until_free_or_panic(wanted, &mut rests) {
                 self.rest(rest);
             }
         }
@@ -477,31 +491,34 @@ impl Eviction {
     fn rest(&self, time: Duration) {
         let until = Instant::now() + time;
         let mut state = lock(&self.background.state);
-        while state.wanted == 0 && !state.ended {
+        while !state.is_for_task && !state.ended && !self.slots_are_used() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
             }
-            state = wait_for(&self.background.wake_up, state, left);
+            // No event tells that the pool has begun to use slots.
+            state = wait_for(&self.background.rest_ends, state, left.min(LOOK_IN_REST));
         }
     }
 
     /// As [`evict_until_free`](Self::evict_until_free). A panic of the device or the format ends
     /// this attempt, but not the thread. Threads that wait for frames then retry.
-    fn evict_until_free_or_panic(&self, wanted: u64) {
+    fn evict_until_free_or_panic(&self, wanted: u64, rests: &mut Rests) -> Option<Duration> {
         // In the model a panic is a failure of the test.
         if cfg!(feature = "model") {
-            return self.evict_until_free(wanted);
+            return self.evict_until_free(wanted, rests);
         }
-        let evicting = AssertUnwindSafe(|| self.evict_until_free(wanted));
-        if catch_unwind(evicting).is_err() {
+        let evicting = AssertUnwindSafe(|| self.evict_until_free(wanted, rests));
+        catch_unwind(evicting).unwrap_or_else(|_| {
             tracing::error!("the device or the page format panicked during an eviction");
             *lock(&self.failure) = Some("a panic ended an eviction".to_owned());
             self.core.budget.wake();
-        }
+            None
+        })
     }
 
-    fn evict_until_free(&self, wanted: u64) {
+    /// Returns how long the thread should rest, if it should.
+    fn evict_until_free(&self, wanted: u64, rests: &mut Rests) -> Option<Duration> {
         let size = self.core.budget.size();
         // Until the size of the pool changes.
         while self.core.budget.available() < wanted
@@ -509,13 +526,24 @@ impl Eviction {
             && !lock(&self.background.state).ended
         {
             let missing = wanted - self.core.budget.available().min(wanted);
-            if self.evict_batch(missing.max(self.writer.batch() as u64)).frames == 0 {
+            let evicted = self.evict_batch(missing.max(self.writer.batch() as u64));
+            if evicted.frames == 0 {
                 // No page can leave now. Threads that wait for frames retry.
                 self.core.budget.wait_briefly();
                 self.core.budget.wake();
-                return;
+                return None;
+            }
+            // Misses evict clean pages as well as this thread does, but they would have to wait for
+            // writes. So it goes on where pages are dirty, and where slots are in use: there it has
+            // those that misses leave to it.
+            if !evicted.has_written
+                && !self.slots_are_used()
+                && let Some(rest) = rests.due()
+            {
+                return Some(rest);
             }
         }
+        None
     }
 }
 
@@ -524,10 +552,15 @@ impl Eviction {
 pub(crate) struct Evicted {
     pub(crate) pages: u64,
     pub(crate) frames: u64,
+    /// Some were dirty.
+    pub(crate) has_written: bool,
 }
 
 #[cfg(all(test, not(feature = "model")))]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
     use super::*;
     use crate::device::{Call, HookedDevice, MemoryDevice};
     use crate::{Pool, PoolOptions, PoolSize, RawPages, Space, Translation};
@@ -606,6 +639,10 @@ mod tests {
         change();
         pool.write_wanted_pages(&pages.map(|page| page.id), &|_| false).unwrap();
         check(true);
+        for too_few in 0..2 {
+            assert!(pool.copy_dirty(8, too_few).unwrap().is_none());
+            check(true);
+        }
         let copies = pool.copy_dirty(8, 8).unwrap().unwrap();
         check(true);
         pool.write_copies(&copies).unwrap();
@@ -684,31 +721,91 @@ mod tests {
         let options = PoolOptions { size, evictors: 0, ..PoolOptions::default() };
         let device = Arc::new(MemoryDevice::new());
         let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
-        pool.eviction.wake_background(500);
+        pool.eviction.wake_background(500, false);
         pool.resize(100 * 4096).unwrap();
         assert_eq!(lock(&pool.eviction.background.state).wanted, 0);
         assert_eq!(pool.eviction.low(), 6);
         assert_eq!(pool.eviction.writer.batch(), 6);
     }
 
+    /// A task that asks for frames as soon as it is woken.
+    struct AskingTask {
+        pool: Arc<Pool>,
+        wakes: AtomicUsize,
+    }
+
+    impl Wake for AskingTask {
+        fn wake(self: Arc<AskingTask>) {
+            self.wakes.fetch_add(1, Ordering::Relaxed);
+            self.pool.eviction.evict_for_task(3);
+        }
+    }
+
     #[test]
-    fn a_request_for_frames_and_the_end_of_the_pool_end_a_rest() {
+    fn a_resize_forgets_no_request_of_a_task() {
         let options = PoolOptions { evictors: 0, ..PoolOptions::default() };
         let device = Arc::new(MemoryDevice::new());
         let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
+        let pool = Arc::new(pool);
+        let task = Arc::new(AskingTask { pool: pool.clone(), wakes: AtomicUsize::new(0) });
+        let all = u32::try_from(pool.capacity()).unwrap();
+        let held = pool.core.budget.try_reserve(all).unwrap();
+        assert!(pool.core.budget.await_release(3, &task.clone().into()));
+        pool.core.budget.set_size(u64::from(all) / 2);
+        pool.eviction.wake_background(500, false);
+        pool.resize(u64::from(all) * 4096).unwrap();
+        assert_eq!(task.wakes.load(Ordering::Relaxed), 1);
+        assert_eq!(lock(&pool.eviction.background.state).wanted, 3);
+        drop(held);
+    }
+
+    /// A pool by MMU, which evicts nothing by itself.
+    fn pool_by_mmu(frames: u64) -> Pool {
+        let options = PoolOptions {
+            size: PoolSize::Bytes(frames * 4096),
+            translation: Translation::Mmu,
+            evictors: 0,
+            ..PoolOptions::default()
+        };
+        let device = Arc::new(MemoryDevice::new());
+        Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap()
+    }
+
+    #[test]
+    fn a_task_and_the_end_of_the_pool_end_a_rest_and_a_miss_does_not() {
+        let pool = pool_by_mmu(1024);
         let eviction = &pool.eviction;
         let begin = Instant::now();
         eviction.rest(Duration::from_millis(5));
         assert!(begin.elapsed() >= Duration::from_millis(5));
-        let ends: [fn(&Eviction); 2] = [|pool| pool.wake_background(1), Eviction::end_background];
+        let ends: [fn(&Eviction); 2] = [|pool| pool.evict_for_task(1), Eviction::end_background];
         for end in ends {
-            lock(&eviction.background.state).wanted = 0;
+            lock(&eviction.background.state).is_for_task = false;
             std::thread::scope(|scope| {
                 let resting = scope.spawn(|| eviction.rest(Duration::from_secs(100_000)));
+                eviction.wake_background(1, false);
                 std::thread::sleep(Duration::from_millis(5));
                 assert!(!resting.is_finished());
                 end(eviction);
             });
+        }
+    }
+
+    #[test]
+    fn a_thread_rests_between_batches_of_clean_pages_alone() {
+        for is_dirty in [false, true] {
+            let pool = pool_by_mmu(1024);
+            (0..1024).for_each(|_| drop(pool.allocate(1).unwrap()));
+            if !is_dirty {
+                pool.sync().unwrap();
+            }
+            let waited = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(&waited, "0 1000000000 1").unwrap();
+            let mut rests = Rests::of_file(waited.reopen().unwrap());
+            let rest = pool.eviction.evict_until_free(900, &mut rests);
+            assert_eq!(rest.is_some(), !is_dirty);
+            assert_eq!(pool.core.budget.available() >= 900, is_dirty);
+            assert!(pool.core.budget.available() > 0);
         }
     }
 

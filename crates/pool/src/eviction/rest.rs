@@ -48,6 +48,12 @@ impl Rests {
         }
     }
 
+    /// Those of a thread of which a file has the counts.
+    #[cfg(all(test, not(feature = "model")))]
+    pub(crate) fn of_file(counts: File) -> Rests {
+        Rests { counts: Some(counts), last: Times::default(), next: SHORTEST }
+    }
+
     /// How long the thread should rest now, if it should.
     pub(crate) fn due(&mut self) -> Option<Duration> {
         let mut text = [0; 64];

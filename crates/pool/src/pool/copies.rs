@@ -91,6 +91,7 @@ impl Pool {
             let guard = SharedGuard::new(&self.core, self.core.held(page), page)?;
             copied += u64::from(page.frames);
             if copied > frames {
+                guard.unlock_as_found(was_marked);
                 return Ok(None);
             }
             copies.push(self.copy(&guard));

@@ -194,7 +194,7 @@ impl<'a> Fix<'a> {
         if !core.budget.await_release(self.page.frames, cx.waker()) {
             return Ok(Step::Again);
         }
-        eviction.wake_background(u64::from(self.page.frames));
+        eviction.evict_for_task(u64::from(self.page.frames));
         Ok(Step::Pending)
     }
 }

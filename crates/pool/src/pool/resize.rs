@@ -93,6 +93,8 @@ impl Pool {
         }
         self.core.budget.set_size(frames);
         self.eviction.note_capacity();
+        // Last: the evictor has forgotten what tasks asked it for, and they ask again.
+        self.core.budget.wake();
         // The length of the file does not change meanwhile.
         let _growing = lock(&self.growing);
         self.core.note_file_pages(self.file_pages());
