@@ -183,7 +183,7 @@ impl Core {
         let frames = self.budget.capacity();
         let large = !cfg!(feature = "model") && most >= HugeChunks::MIN_FRAMES;
         if wanted == HugePages::Auto && large && vellum_vm::probe::huge_pages().is_ok() {
-            if let States::Pages(states) = &self.states {
+            if let Some(states) = self.states.in_array() {
                 states.use_huge_pages(frames * PAGE_SIZE as u64 / StateArray::HUGE_SHARE);
             }
             let collapses = self.slots.as_ref().is_none_or(Slots::are_optional);
@@ -253,7 +253,7 @@ impl Core {
 
     /// So many pages were evicted: the memory of state words may go.
     pub(crate) fn note_evicted(&self, pages: u64) {
-        if let States::Pages(states) = &self.states {
+        if let Some(states) = self.states.in_array() {
             states.note_evicted(pages, self.slot_mask, &self.parking);
         }
     }
@@ -261,7 +261,7 @@ impl Core {
     /// Gives the memory of the words of a group of pages back. False if they are in use.
     #[cfg(feature = "model")]
     pub(crate) fn give_words_back(&self, group: u64) -> bool {
-        let States::Pages(states) = &self.states else { return false };
+        let Some(states) = self.states.in_array() else { return false };
         states.give_back(group, self.slot_mask, &self.parking)
     }
 
@@ -352,16 +352,16 @@ impl Core {
     /// damaged: there are addresses for all numbers of slots that fit a word.
     #[inline(always)]
     pub(crate) fn address_seen(&self, page: PageRef, seen: Word) -> *mut u8 {
-        match &self.slots {
-            None => self.own_address(page.id),
-            Some(slots) => {
-                let slot = seen.slot(self.slot_mask);
-                if cfg!(any(debug_assertions, feature = "model")) {
-                    assert!(slot == 0 || u64::from(page.frames) <= slots.frames(), "{page}");
-                }
-                self.address_in(slots, page.id, slot)
-            }
-        }
+        // 0 in a pool that has no slots, because its mask has no bits.
+        let slot = seen.slot(self.slot_mask);
+        if slot == 0 { self.own_address(page.id) } else { self.address_of_slot(page, slot) }
+    }
+
+    #[inline(always)]
+    fn address_of_slot(&self, page: PageRef, slot: u64) -> *mut u8 {
+        let slots = self.slots.as_ref().expect("a pool without slots has no mask of them");
+        debug_assert!(u64::from(page.frames) <= slots.frames(), "{page}");
+        slots.address(slot)
     }
 
     #[inline(always)]

@@ -768,7 +768,7 @@ mod tests {
             ..PoolOptions::default()
         };
         let device = Arc::new(MemoryDevice::new());
-        Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap()
+        Pool::open(device, Arc::new(RawPages), Space::new(0), options).expect("a pool")
     }
 
     #[test]

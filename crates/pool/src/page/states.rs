@@ -55,9 +55,14 @@ pub enum StatePlace {
 
 /// The state words of a pool.
 #[derive(Debug)]
-pub(crate) enum States {
-    Pages(StateArray),
-    Frames(FrameStates),
+pub(crate) struct States {
+    /// Has no page if words are with the frames. So a hit that finds its page here need not ask
+    /// where words are.
+    array: StateArray,
+    /// None if words are in the array.
+    frames: Option<FrameStates>,
+    /// Stands for the words of pages that the file does not have.
+    nowhere: PageState,
 }
 
 impl States {
@@ -71,41 +76,52 @@ impl States {
         frames: u64,
         pages: u64,
     ) -> Result<States, PoolError> {
-        Ok(match place {
-            StatePlace::Pages => States::Pages(StateArray::new(pages)?),
-            StatePlace::Frames => States::Frames(FrameStates::new(surface, frames, pages)?),
-        })
+        let (in_array, frames) = match place {
+            StatePlace::Pages => (pages, None),
+            StatePlace::Frames => (0, Some(FrameStates::new(surface, frames, pages)?)),
+        };
+        Ok(States { array: StateArray::new(in_array)?, frames, nowhere: PageState::nowhere() })
+    }
+
+    /// The array that has them; None if they are with the frames.
+    pub(crate) fn in_array(&self) -> Option<&StateArray> {
+        self.frames.is_none().then_some(&self.array)
+    }
+
+    /// Those with the frames; None if an array has them.
+    pub(crate) fn with_frames(&self) -> Option<&FrameStates> {
+        self.frames.as_ref()
     }
 
     /// Where they are.
     pub(crate) fn place(&self) -> StatePlace {
-        match self {
-            States::Pages(_) => StatePlace::Pages,
-            States::Frames(_) => StatePlace::Frames,
+        match self.frames {
+            None => StatePlace::Pages,
+            Some(_) => StatePlace::Frames,
         }
     }
 
     /// Makes room for `pages` pages; never shrinks. The surface has them already.
     pub(crate) fn grow(&self, pages: u64) -> Result<(), ReserveError> {
-        match self {
-            States::Pages(states) => states.grow(pages),
-            States::Frames(states) => states.grow(pages),
+        match &self.frames {
+            None => self.array.grow(pages),
+            Some(states) => states.grow(pages),
         }
     }
 
     /// Bytes of memory that they take at this moment.
     pub(crate) fn resident_bytes(&self) -> Result<u64, Errno> {
-        match self {
-            States::Pages(states) => states.resident_bytes(),
-            States::Frames(states) => states.resident_bytes(),
+        match &self.frames {
+            None => self.array.resident_bytes(),
+            Some(states) => states.resident_bytes(),
         }
     }
 
     /// How many pages have a state.
     pub(crate) fn pages(&self) -> u64 {
-        match self {
-            States::Pages(states) => states.pages(),
-            States::Frames(states) => states.pages(),
+        match &self.frames {
+            None => self.array.pages(),
+            Some(states) => states.pages(),
         }
     }
 
@@ -117,29 +133,49 @@ impl States {
     /// fails, and its version is another one; so look again after every failure.
     #[inline(always)]
     pub(crate) fn look(&self, page: PageId) -> Option<(&PageState, Word)> {
-        match self {
-            States::Pages(states) => states.get(page).map(|state| (state, state.load())),
-            States::Frames(states) => states.look(page),
+        match self.array.get(page) {
+            Some(state) => Some((state, state.load())),
+            None => self.frames.as_ref()?.look(page),
         }
+    }
+
+    /// As [`look`](States::look), for a hit. A page that the file does not have seems to be free.
+    #[inline(always)]
+    pub(crate) fn look_for_hit(&self, page: PageId) -> (&PageState, Word) {
+        match self.array.get(page) {
+            Some(state) => (state, state.load()),
+            None => self.look_for_hit_with_frames(page),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_for_hit_with_frames(&self, page: PageId) -> (&PageState, Word) {
+        let found = self.frames.as_ref().and_then(|states| states.look(page));
+        found.unwrap_or((&self.nowhere, Word::FREE))
     }
 
     /// The word of a page that the caller holds.
     #[inline(always)]
     pub(crate) fn held(&self, page: PageId) -> &PageState {
-        match self {
-            States::Pages(states) => {
-                states.get(page).expect("a page that is held lies in the file")
-            }
-            States::Frames(states) => states.held(page),
+        match self.array.get(page) {
+            Some(state) => state,
+            None => self.held_with_frame(page),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn held_with_frame(&self, page: PageId) -> &PageState {
+        self.frames.as_ref().expect("a page that is held lies in the file").held(page)
     }
 
     /// The cache line that the next access to the page's state reads first.
     #[inline(always)]
     pub(crate) fn line(&self, page: PageId) -> Option<*const u8> {
-        match self {
-            States::Pages(states) => states.get(page).map(|state| std::ptr::from_ref(state).cast()),
-            States::Frames(states) => states.entry(page),
+        match self.array.get(page) {
+            Some(state) => Some(std::ptr::from_ref(state).cast()),
+            None => self.frames.as_ref()?.entry(page),
         }
     }
 }

@@ -35,8 +35,8 @@ impl Pool {
     #[inline(always)]
     pub fn optimistic(&self, page: PageRef) -> Result<OptimisticGuard<'_>, PoolError> {
         let core = &*self.core;
-        let (state, seen) = match core.states.look(page.id) {
-            Some(hit) if page.frames == 1 && hit.1.is_readable_unmarked() => hit,
+        let (state, seen) = match core.states.look_for_hit(page.id) {
+            hit if page.frames == 1 && hit.1.is_readable_unmarked() => hit,
             _ => self.optimistic_slow(page)?,
         };
         Ok(OptimisticGuard::new(core, state, page, seen))
@@ -79,7 +79,7 @@ impl Pool {
     /// holds the page may wait for 100 ms.
     #[inline]
     pub fn fix_shared(&self, page: PageRef) -> Result<SharedGuard<'_>, PoolError> {
-        let (state, seen) = self.core.look(page)?;
+        let (state, seen) = self.core.states.look_for_hit(page.id);
         if page.frames == 1 && seen.is_readable() && state.try_lock_shared(seen) {
             self.core.counters.count(Event::Hit);
             return SharedGuard::new(&self.core, state, page);
@@ -131,7 +131,7 @@ impl Pool {
         if self.read_only {
             return Err(PoolError::ReadOnly);
         }
-        let (state, seen) = self.core.look(page)?;
+        let (state, seen) = self.core.states.look_for_hit(page.id);
         if page.frames == 1 && seen.is_resident_unheld() && state.try_lock(seen) {
             self.core.counters.count(Event::Hit);
             return ExclusiveGuard::new(&self.core, state, page, false);
@@ -243,8 +243,8 @@ impl Pool {
     #[inline(always)]
     pub fn try_optimistic(&self, page: PageRef) -> Option<OptimisticGuard<'_>> {
         let core = &*self.core;
-        let (state, seen) = match core.states.look(page.id) {
-            Some(hit) if page.frames == 1 && hit.1.is_readable_unmarked() => hit,
+        let (state, seen) = match core.states.look_for_hit(page.id) {
+            hit if page.frames == 1 && hit.1.is_readable_unmarked() => hit,
             _ => try_optimistic_slow(core, page)?,
         };
         Some(OptimisticGuard::new(core, state, page, seen))

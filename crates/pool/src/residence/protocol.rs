@@ -10,7 +10,6 @@ use crate::core::Core;
 use crate::error::PoolError;
 use crate::page::PageRef;
 use crate::page::state::{Leave, PageState, Word};
-use crate::page::states::States;
 
 /// The steps at which protocols differ. A page has one owner in each of them: the thread that holds
 /// it exclusively, or that is about to.
@@ -124,9 +123,9 @@ pub(super) fn inner_pages(page: PageRef) -> impl Iterator<Item = PageRef> {
 impl Core {
     /// That of the pool, which a hit does not ask.
     pub(super) fn protocol(&self) -> &dyn Protocol {
-        match &self.states {
-            States::Pages(states) => states,
-            States::Frames(states) => states,
+        match self.states.with_frames() {
+            Some(states) => states,
+            None => self.states.in_array().expect("they are in the array"),
         }
     }
 

@@ -11,7 +11,6 @@ use vellum_vm::{BackendChoice, BackendKind, PageRange};
 
 use super::*;
 use crate::device::MemoryDevice;
-use crate::page::states::States;
 use crate::{Pool, PoolOptions, PoolSize, RawPages, Space, StatePlace, Translation};
 
 /// A pool on exmap with states in that place; none where that cannot be.
@@ -191,7 +190,7 @@ fn a_damaged_word_without_a_version_begins_with_that_of_its_group() {
     let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
     let pages: Vec<PageRef> = (0..600).map(|_| pool.allocate(1).unwrap().page()).collect();
     pool.sync().unwrap();
-    let States::Pages(states) = &pool.core.states else { panic!("there is a word for each page") };
+    let states = pool.core.states.in_array().expect("there is a word for each page");
     let mask = pool.core.slot_mask;
     let version = || pool.core.look_at_known(pages[9]).1.without_slot(mask).version();
     drop(pool.fix_exclusive(pages[9]).unwrap());
