@@ -357,10 +357,20 @@ impl Core {
         if slot == 0 { self.own_address(page.id) } else { self.address_of_slot(page, slot) }
     }
 
+    /// As [`address_seen`](Core::address_seen), whatever the length of the caller's reference.
+    #[inline(always)]
+    pub(crate) fn address_to_prefetch(&self, page: PageId, seen: Word) -> *mut u8 {
+        let slot = seen.slot(self.slot_mask);
+        let slots = self.slots.as_ref();
+        slots.map_or(self.own_address(page), |slots| self.address_in(slots, page, slot))
+    }
+
     #[inline(always)]
     fn address_of_slot(&self, page: PageRef, slot: u64) -> *mut u8 {
         let slots = self.slots.as_ref().expect("a pool without slots has no mask of them");
-        debug_assert!(u64::from(page.frames) <= slots.frames(), "{page}");
+        if cfg!(any(debug_assertions, feature = "model")) {
+            assert!(u64::from(page.frames) <= slots.frames(), "{page}");
+        }
         slots.address(slot)
     }
 

@@ -67,6 +67,8 @@ struct Background {
     threads: u64,
     /// One of the threads sleeps, and no other thread has woken it yet.
     asleep: AtomicBool,
+    /// One of the threads rests.
+    rests: AtomicBool,
     state: Mutex<BackgroundState>,
     /// Threads that sleep wait here.
     wake_up: Condvar,
@@ -76,12 +78,16 @@ struct Background {
 
 #[derive(Debug, Default)]
 struct BackgroundState {
-    /// How many frames the background threads make free; 0 for no request.
-    wanted: u64,
-    /// A task waits for these frames. Threads that rest go on.
-    is_for_task: bool,
+    /// A miss asks for more free frames.
+    is_wanted: bool,
+    /// How many frames tasks wait for, at most; 0 for no request.
+    for_tasks: u64,
+    /// How often a rest had to end. A thread that rests waits for a change.
+    calls: u64,
     /// Threads that sleep, or that were woken and do not run yet.
     sleeping: u64,
+    /// Threads that rest.
+    resting: u64,
     ended: bool,
 }
 
@@ -115,7 +121,8 @@ impl Eviction {
         let low = (capacity / 64).max(self.writer.batch() as u64).min(capacity / 8).max(1);
         self.low.store(low, Ordering::Relaxed);
         // Requests were for another size. The caller wakes the tasks, which ask again.
-        lock(&self.background.state).wanted = 0;
+        let mut state = lock(&self.background.state);
+        (state.is_wanted, state.for_tasks) = (false, 0);
     }
 
     fn low(&self) -> u64 {
@@ -167,6 +174,10 @@ impl Eviction {
                 Unreserved::NoMemory => Evicted::default(),
             };
             self.core.counters.add(Event::EvictInline, evicted.pages);
+            if evicted.has_written && self.background.rests.load(Ordering::Relaxed) {
+                // This thread has waited for writes.
+                self.end_rests(&mut lock(&self.background.state));
+            }
             may_break |= evicted.frames == 0;
             why = match self.core.try_reserve(page, may_break) {
                 Ok(reserved) => return Ok(reserved),
@@ -421,7 +432,7 @@ impl Eviction {
                 return;
             }
         }
-        self.wake_background(2 * low, false);
+        self.wake_background(0);
     }
 
     fn slots_are_used(&self) -> bool {
@@ -437,19 +448,27 @@ impl Eviction {
     /// Wakes a background thread, so that at least `frames` frames become free for a task that
     /// waits for them. No thread rests then: the task evicts nothing itself.
     pub(crate) fn evict_for_task(&self, frames: u64) {
-        self.wake_background(frames, true);
+        self.wake_background(frames);
     }
 
     #[cold]
-    fn wake_background(&self, frames: u64, is_for_task: bool) {
+    fn wake_background(&self, for_tasks: u64) {
         let mut state = lock(&self.background.state);
-        state.wanted = state.wanted.max(frames);
-        state.is_for_task |= is_for_task;
+        state.is_wanted = true;
+        state.for_tasks = state.for_tasks.max(for_tasks);
         // Until the woken thread runs, no other thread need spend a system call on waking it.
         self.background.asleep.store(false, Ordering::Relaxed);
+        if for_tasks > 0 {
+            self.end_rests(&mut state);
+        }
         drop(state);
         self.background.wake_up.notify_one();
-        if is_for_task {
+    }
+
+    /// Has background threads work that rest, or that are about to.
+    fn end_rests(&self, state: &mut BackgroundState) {
+        state.calls += 1;
+        if state.resting > 0 {
             self.background.rest_ends.notify_all();
         }
     }
@@ -466,7 +485,7 @@ impl Eviction {
         let mut rests = Rests::of_this_thread();
         loop {
             let mut state = lock(&self.background.state);
-            while state.wanted == 0 && !state.ended {
+            while !state.is_wanted && !state.ended {
                 state.sleeping += 1;
                 self.background.asleep.store(true, Ordering::Relaxed);
                 state = wait(&self.background.wake_up, state);
@@ -475,40 +494,46 @@ impl Eviction {
             if state.ended {
                 return;
             }
-            let wanted = std::mem::take(&mut state.wanted).max(2 * self.low());
-            state.is_for_task = false;
+            let for_tasks = std::mem::take(&mut state.for_tasks);
+            state.is_wanted = false;
+            let calls = state.calls;
             // If this thread does not keep up, a fix wakes the next one.
             self.background.asleep.store(state.sleeping > 0, Ordering::Relaxed);
             drop(state);
-            if let Some(rest) = self.evict_until_free_or_panic(wanted, &mut rests) {
-                self.rest(rest);
+            if let Some(rest) = self.evict_until_free_or_panic(for_tasks, &mut rests) {
+                self.rest(rest, calls);
             }
         }
     }
 
-    /// Keeps a background thread from work for so long, or until a task asks for frames. Misses do
-    /// not wake it: they find no thread asleep.
-    fn rest(&self, time: Duration) {
+    /// Keeps a background thread from work for so long, or until it is called, if there were
+    /// `calls` of these before. A task calls it, and a thread that has waited for writes. Other
+    /// misses do not: they find no thread asleep.
+    fn rest(&self, time: Duration, calls: u64) {
         let until = Instant::now() + time;
         let mut state = lock(&self.background.state);
-        while !state.is_for_task && !state.ended && !self.slots_are_used() {
+        state.resting += 1;
+        self.background.rests.store(true, Ordering::Relaxed);
+        while state.calls == calls && !state.ended && !self.slots_are_used() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return;
+                break;
             }
             // No event tells that the pool has begun to use slots.
             state = wait_for(&self.background.rest_ends, state, left.min(LOOK_IN_REST));
         }
+        state.resting -= 1;
+        self.background.rests.store(state.resting > 0, Ordering::Relaxed);
     }
 
     /// As [`evict_until_free`](Self::evict_until_free). A panic of the device or the format ends
     /// this attempt, but not the thread. Threads that wait for frames then retry.
-    fn evict_until_free_or_panic(&self, wanted: u64, rests: &mut Rests) -> Option<Duration> {
+    fn evict_until_free_or_panic(&self, for_tasks: u64, rests: &mut Rests) -> Option<Duration> {
         // In the model a panic is a failure of the test.
         if cfg!(feature = "model") {
-            return self.evict_until_free(wanted, rests);
+            return self.evict_until_free(for_tasks, rests);
         }
-        let evicting = AssertUnwindSafe(|| self.evict_until_free(wanted, rests));
+        let evicting = AssertUnwindSafe(|| self.evict_until_free(for_tasks, rests));
         catch_unwind(evicting).unwrap_or_else(|_| {
             tracing::error!("the device or the page format panicked during an eviction");
             *lock(&self.failure) = Some("a panic ended an eviction".to_owned());
@@ -517,29 +542,31 @@ impl Eviction {
         })
     }
 
-    /// Returns how long the thread should rest, if it should.
-    fn evict_until_free(&self, wanted: u64, rests: &mut Rests) -> Option<Duration> {
-        let size = self.core.budget.size();
+    /// Evicts until twice as many frames are free as eviction begins at, and `for_tasks`. Returns
+    /// how long the thread should rest, if it should.
+    fn evict_until_free(&self, for_tasks: u64, rests: &mut Rests) -> Option<Duration> {
+        let budget = &self.core.budget;
+        let size = budget.size();
         // Until the size of the pool changes.
-        while self.core.budget.available() < wanted
-            && self.core.budget.size() == size
-            && !lock(&self.background.state).ended
-        {
-            let missing = wanted - self.core.budget.available().min(wanted);
+        while budget.size() == size && !lock(&self.background.state).ended {
+            // While the pool shrinks, it has fewer frames than its size says.
+            let wanted = (2 * self.low()).min(budget.capacity() / 4).max(for_tasks);
+            let missing = wanted.saturating_sub(budget.available());
+            if missing == 0 {
+                break;
+            }
             let evicted = self.evict_batch(missing.max(self.writer.batch() as u64));
             if evicted.frames == 0 {
                 // No page can leave now. Threads that wait for frames retry.
-                self.core.budget.wait_briefly();
-                self.core.budget.wake();
-                return None;
+                budget.wait_briefly();
+                budget.wake();
+                break;
             }
             // Misses evict clean pages as well as this thread does, but they would have to wait for
             // writes. So it goes on where pages are dirty, and where slots are in use: there it has
             // those that misses leave to it.
-            if !evicted.has_written
-                && !self.slots_are_used()
-                && let Some(rest) = rests.due()
-            {
+            let may_rest = !evicted.has_written && !self.slots_are_used();
+            if let Some(rest) = rests.due(may_rest) {
                 return Some(rest);
             }
         }
@@ -560,6 +587,8 @@ pub(crate) struct Evicted {
 mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::task::Wake;
+
+    use vellum_testing::patience::{PATIENCE, eventually};
 
     use super::*;
     use crate::device::{Call, HookedDevice, MemoryDevice};
@@ -721,9 +750,11 @@ mod tests {
         let options = PoolOptions { size, evictors: 0, ..PoolOptions::default() };
         let device = Arc::new(MemoryDevice::new());
         let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
-        pool.eviction.wake_background(500, false);
+        pool.eviction.wake_background(500);
         pool.resize(100 * 4096).unwrap();
-        assert_eq!(lock(&pool.eviction.background.state).wanted, 0);
+        let state = lock(&pool.eviction.background.state);
+        assert_eq!((state.is_wanted, state.for_tasks), (false, 0));
+        drop(state);
         assert_eq!(pool.eviction.low(), 6);
         assert_eq!(pool.eviction.writer.batch(), 6);
     }
@@ -752,10 +783,12 @@ mod tests {
         let held = pool.core.budget.try_reserve(all).unwrap();
         assert!(pool.core.budget.await_release(3, &task.clone().into()));
         pool.core.budget.set_size(u64::from(all) / 2);
-        pool.eviction.wake_background(500, false);
+        pool.eviction.wake_background(500);
         pool.resize(u64::from(all) * 4096).unwrap();
         assert_eq!(task.wakes.load(Ordering::Relaxed), 1);
-        assert_eq!(lock(&pool.eviction.background.state).wanted, 3);
+        let state = lock(&pool.eviction.background.state);
+        assert_eq!((state.is_wanted, state.for_tasks), (true, 3));
+        drop(state);
         drop(held);
     }
 
@@ -771,24 +804,60 @@ mod tests {
         Pool::open(device, Arc::new(RawPages), Space::new(0), options).expect("a pool")
     }
 
+    /// Has a miss find no free frame, so that it evicts a batch itself.
+    fn miss_in_full_pool(pool: &Pool) {
+        while pool.core.budget.available() > 0 {
+            drop(pool.allocate(1).expect("it evicts"));
+        }
+        drop(pool.allocate(1).expect("it evicts"));
+    }
+
     #[test]
-    fn a_task_and_the_end_of_the_pool_end_a_rest_and_a_miss_does_not() {
-        let pool = pool_by_mmu(1024);
-        let eviction = &pool.eviction;
-        let begin = Instant::now();
-        eviction.rest(Duration::from_millis(5));
-        assert!(begin.elapsed() >= Duration::from_millis(5));
-        let ends: [fn(&Eviction); 2] = [|pool| pool.evict_for_task(1), Eviction::end_background];
-        for end in ends {
-            lock(&eviction.background.state).is_for_task = false;
+    fn what_ends_a_rest_and_what_does_not() {
+        let rests_of = |ends: fn(&Pool), goes_on: fn(&Pool)| {
+            let pool = pool_by_mmu(1024);
+            // The policy has seen all pages, so that a batch finds some.
+            miss_in_full_pool(&pool);
+            pool.sync().unwrap();
             std::thread::scope(|scope| {
-                let resting = scope.spawn(|| eviction.rest(Duration::from_secs(100_000)));
-                eviction.wake_background(1, false);
+                let resting = scope.spawn(|| pool.eviction.rest(2 * PATIENCE, 0));
+                let rests = || pool.eviction.background.rests.load(Ordering::Relaxed);
+                eventually("the thread rests", rests);
+                goes_on(&pool);
                 std::thread::sleep(Duration::from_millis(5));
                 assert!(!resting.is_finished());
-                end(eviction);
+                ends(&pool);
+                eventually("the rest ends", || resting.is_finished());
             });
-        }
+            assert!(!pool.eviction.background.rests.load(Ordering::Relaxed));
+        };
+        let asks: fn(&Pool) = |pool| pool.eviction.wake_background(0);
+        rests_of(|pool| pool.eviction.evict_for_task(1), asks);
+        rests_of(|pool| pool.eviction.end_background(), asks);
+        rests_of(miss_in_full_pool, |pool| {
+            // Clean pages leave.
+            let page = pool.eviction.evict_batch(64);
+            assert!(page.frames > 0 && !page.has_written);
+        });
+        let pool = pool_by_mmu(1024);
+        let begin = Instant::now();
+        pool.eviction.rest(Duration::from_millis(5), 0);
+        assert!(begin.elapsed() >= Duration::from_millis(5));
+        // One that a task has called since it looked does not rest.
+        pool.eviction.evict_for_task(1);
+        pool.eviction.rest(Duration::from_secs(100_000), 0);
+    }
+
+    /// While a pool shrinks, it may have fewer frames than a background thread is to make free.
+    #[test]
+    fn a_pool_that_shrinks_does_not_evict_all_pages() {
+        let pool = pool_by_mmu(1024);
+        (0..1024).for_each(|_| drop(pool.allocate(1).unwrap()));
+        pool.sync().unwrap();
+        pool.eviction.evict_down_to(100).unwrap();
+        assert!(2 * pool.eviction.low() > 100);
+        pool.eviction.evict_until_free(0, &mut Rests::of_this_thread());
+        assert!(pool.core.budget.used() > 10, "{}", pool.core.budget.used());
     }
 
     #[test]
@@ -919,10 +988,10 @@ mod tests {
         background.asleep.store(true, Ordering::Relaxed);
         let pages: Vec<_> = (0..16).map(|_| pool.allocate(1).unwrap()).collect();
         assert!(!background.asleep.load(Ordering::Relaxed), "frames ran short");
-        assert_eq!(lock(&background.state).wanted, 2 * pool.eviction.low());
-        lock(&background.state).wanted = 0;
+        assert!(lock(&background.state).is_wanted);
+        lock(&background.state).is_wanted = false;
         pool.eviction.evict_ahead(PageRef::new(0, 1), true);
-        assert_eq!(lock(&background.state).wanted, 0, "it is awake already");
+        assert!(!lock(&background.state).is_wanted, "it is awake already");
         drop(pages);
     }
 }

@@ -54,14 +54,14 @@ impl Rests {
         Rests { counts: Some(counts), last: Times::default(), next: SHORTEST }
     }
 
-    /// How long the thread should rest now, if it should.
-    pub(crate) fn due(&mut self) -> Option<Duration> {
+    /// How long the thread should rest now, if it may and should.
+    pub(crate) fn due(&mut self, may_rest: bool) -> Option<Duration> {
         let mut text = [0; 64];
         let length = self.counts.as_ref()?.read_at(&mut text, 0).ok()?;
-        self.due_at(Times::of(str::from_utf8(&text[..length]).ok()?)?)
+        self.due_at(Times::of(str::from_utf8(&text[..length]).ok()?)?, may_rest)
     }
 
-    fn due_at(&mut self, now: Times) -> Option<Duration> {
+    fn due_at(&mut self, now: Times, may_rest: bool) -> Option<Duration> {
         let ran = now.ran.saturating_sub(self.last.ran);
         let waited = now.waited.saturating_sub(self.last.waited);
         if ran + waited < LOOK {
@@ -70,6 +70,9 @@ impl Rests {
         self.last = now;
         if waited * SHARE < ran + waited {
             self.next = SHORTEST;
+            return None;
+        }
+        if !may_rest {
             return None;
         }
         let rest = self.next;
@@ -101,7 +104,7 @@ mod tests {
         let mut after = |rests: &mut Rests, ran, waited| {
             now.ran += Duration::from_millis(ran);
             now.waited += Duration::from_millis(waited);
-            rests.due_at(now).map(|rest| rest.as_millis())
+            rests.due_at(now, true).map(|rest| rest.as_millis())
         };
         assert_eq!(after(&mut rests, 19, 0), None, "no look");
         assert_eq!(after(&mut rests, 41, 5), None, "a look, and a thirteenth");
@@ -113,6 +116,11 @@ mod tests {
         }
         assert_eq!(after(&mut rests, 100, 10), None);
         assert_eq!(after(&mut rests, 100, 20), Some(200));
+        // What it has waited while it may not rest counts for no later rest.
+        now.waited += Duration::from_millis(500);
+        assert_eq!(rests.due_at(now, false), None);
+        now.ran += Duration::from_millis(20);
+        assert_eq!(rests.due_at(now, true), None);
     }
 
     #[test]

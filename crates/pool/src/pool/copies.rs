@@ -178,7 +178,12 @@ impl Pool {
                     if state.try_join(seen) {
                         let whole = self.core.whole(page.id);
                         let guard = SharedGuard::new(&self.core, state, whole).ok()?;
-                        return (guard.page() == page).then(|| (guard, found == State::Marked));
+                        let was_marked = found == State::Marked;
+                        if guard.page() != page {
+                            guard.unlock_as_found(was_marked);
+                            return None;
+                        }
+                        return Some((guard, was_marked));
                     }
                 }
                 _ => return None,

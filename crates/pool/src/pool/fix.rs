@@ -266,7 +266,7 @@ impl Pool {
             // An optimistic reader may have read any number.
             None => self.core.own_address(page.id),
             Some(_) => match self.core.states.look(page.id) {
-                Some((_, seen)) => self.core.address_seen(page, seen),
+                Some((_, seen)) => self.core.address_to_prefetch(page.id, seen),
                 None => return,
             },
         };
