@@ -8,11 +8,13 @@
 //! tree had every entry at the moment when the cursor returned it.
 //!
 //! A scan that has moved from one leaf to the next is likely to go on. So the cursor reads ahead
-//! from its second leaf on: half as many leaves as it has visited, and as many once it has visited
-//! [`ReadAhead::LONG`] leaves. A short scan reads few leaves in vain, and a long one soon keeps the
-//! device busy. Read-ahead is limited by [`ReadAhead::LEAVES`], [`ReadAhead::FRAMES`] and an eighth
-//! of the pool. It takes the numbers of the leaves from their parents, and reads the parents ahead,
-//! too. Bulk-loaded leaves are adjacent in the file, and are read together.
+//! from its second leaf on, as many leaves as it has visited. On storage that answers at once these
+//! are half as many: there is no wait to be saved, and each leaf that is read in vain costs as much
+//! as a call. A short scan reads on when it has used all of them, so that it makes few calls. Once
+//! it has visited [`ReadAhead::LONG`] leaves, it reads on when it has used half, so that the device
+//! is busy all the time. Read-ahead is limited by [`ReadAhead::LEAVES`], [`ReadAhead::FRAMES`] and
+//! an eighth of the pool. It takes the numbers of the leaves from their parents, and reads the
+//! parents ahead, too. Bulk-loaded leaves are adjacent in the file, and are read together.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -852,8 +854,11 @@ impl<'a> ReadAhead<'a> {
                 reached.parent.map(|(parent, index)| (parent, direction.next_index(index)));
         }
         self.steps += 1;
-        if self.started <= self.window / 2 {
-            let wanted = if self.steps < ReadAhead::LONG { self.steps / 2 } else { self.steps };
+        let is_long = self.steps >= ReadAhead::LONG;
+        let low = if is_long { self.window / 2 } else { 0 };
+        if self.started <= low {
+            let few = !is_long && tree.pages.pool.device_answers_at_once();
+            let wanted = if few { self.steps / 2 } else { self.steps };
             self.window = wanted.max(2).min(self.leaves_max);
             self.collect(tree);
             self.start(tree);

@@ -314,6 +314,10 @@ impl Device for FileDevice {
         drop(lock(&self.lock).take());
     }
 
+    fn answers_at_once(&self) -> bool {
+        self.promptness.is_prompt()
+    }
+
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
             path: Some(self.path.clone()),

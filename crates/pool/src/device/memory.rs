@@ -217,6 +217,10 @@ impl Device for MemoryDevice {
         Ok(())
     }
 
+    fn answers_at_once(&self) -> bool {
+        true
+    }
+
     fn info(&self) -> DeviceInfo {
         DeviceInfo { path: None, direct: Ok(()), engine: "memory" }
     }

@@ -136,6 +136,12 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
     /// does nothing.
     fn unlock(&self) {}
 
+    /// Whether the storage answers reads without making a thread sleep, as far as the device has
+    /// seen. Reads ahead of need then save calls, and hide no wait. By default it does not.
+    fn answers_at_once(&self) -> bool {
+        false
+    }
+
     /// The kind of this device, and how it moves bytes.
     fn info(&self) -> DeviceInfo;
 }
@@ -257,6 +263,10 @@ impl<D: Device + ?Sized> Device for Arc<D> {
 
     fn unlock(&self) {
         (**self).unlock();
+    }
+
+    fn answers_at_once(&self) -> bool {
+        (**self).answers_at_once()
     }
 
     fn info(&self) -> DeviceInfo {

@@ -68,6 +68,10 @@ impl Device for SyncMemory {
         self.inner.unlock();
     }
 
+    fn answers_at_once(&self) -> bool {
+        self.inner.answers_at_once()
+    }
+
     fn info(&self) -> DeviceInfo {
         self.inner.info()
     }

@@ -363,6 +363,12 @@ impl Pool {
         }
     }
 
+    /// Whether the device answers reads without making a thread sleep
+    /// ([`Device::answers_at_once`]).
+    pub fn device_answers_at_once(&self) -> bool {
+        self.device.answers_at_once()
+    }
+
     /// The device's report about itself.
     pub fn device_info(&self) -> DeviceInfo {
         self.device.info()

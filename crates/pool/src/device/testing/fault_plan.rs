@@ -271,6 +271,11 @@ impl FaultPlan {
         lock(&self.shared.state).counts.write_calls += 1;
     }
 
+    /// Whether reads take longer.
+    pub(super) fn has_delays(&self) -> bool {
+        !lock(&self.shared.state).longest_delay.is_zero()
+    }
+
     /// How much longer a read takes.
     pub(super) fn delay(&self) -> Duration {
         let mut state = lock(&self.shared.state);

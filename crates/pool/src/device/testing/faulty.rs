@@ -359,6 +359,10 @@ impl<D: Device> Device for FaultyDevice<D> {
         self.shared.inner.unlock();
     }
 
+    fn answers_at_once(&self) -> bool {
+        !self.plan.has_delays() && self.inner().answers_at_once()
+    }
+
     fn info(&self) -> DeviceInfo {
         self.shared.inner.info()
     }

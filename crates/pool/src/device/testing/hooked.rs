@@ -118,6 +118,10 @@ impl<D: Device> Device for HookedDevice<D> {
         self.inner.unlock();
     }
 
+    fn answers_at_once(&self) -> bool {
+        self.inner.answers_at_once()
+    }
+
     fn info(&self) -> DeviceInfo {
         self.inner.info()
     }
