@@ -26,6 +26,7 @@
 mod backups;
 mod compactions;
 mod failure;
+mod keys;
 mod machine;
 mod mixed;
 mod model;

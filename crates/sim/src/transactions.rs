@@ -199,8 +199,8 @@ impl OpenTransaction {
         key: Vec<u8>,
     ) -> Outcome<vellum::Result<()>> {
         let mut end = key.clone();
-        end.truncate(end.len() - 1);
-        end.push(key[key.len() - 1].saturating_add(random.pick(&[3, 20, 255])));
+        let last = end.pop().unwrap_or(0);
+        end.push(last.saturating_add(random.pick(&[3, 20, 255])));
         let range = (Bound::Included(key.clone()), Bound::Excluded(end.clone()));
         let (limit, is_backwards) = (random.pick(&[1, 5, 1000]), random.once_in(3));
         let mut expected = match entries_of(&self.began, id) {
