@@ -12,20 +12,28 @@ use vellum_testing::random::Random;
 
 use super::page::redo;
 use super::record::{GroupRecord, PageRecord, RecordWriter, Redo, changed_parts, push_edit};
-use crate::node::{self, Edit, Fences, Node, Payload};
+use crate::node::{self, Edit, Fences, Node, NodeLimits, Payload};
 use crate::page::blob::BlobRef;
 use crate::page::{self, ID};
 use crate::store::open;
-use crate::{Options, Store, Tree};
+use crate::{Options, Store, Tree, Value};
 
 /// A store that logs its changes to memory.
 fn logged_store(page_frames: u32) -> Store {
-    let options = Options::new().pool_bytes(32 << 20).page_frames(page_frames);
-    let device = SimulatedOptions { segments: 1 << 12, segment_blocks: 64, ..Default::default() };
-    let log: Arc<dyn LogDevice> = Arc::new(SimulatedDevice::new(device));
-    let options = Options { log: Some(log), ..options };
-    let core = open::create(Arc::new(MemoryDevice::new()), &options).unwrap();
+    let device = Arc::new(SimulatedDevice::new(long_log()));
+    let core = open::create(Arc::new(MemoryDevice::new()), &logged(page_frames, device)).unwrap();
     Store::from_core(core)
+}
+
+fn long_log() -> SimulatedOptions {
+    SimulatedOptions { segments: 1 << 12, segment_blocks: 64, ..Default::default() }
+}
+
+/// The options of a store with this log.
+fn logged(page_frames: u32, log: Arc<SimulatedDevice>) -> Options {
+    let log: Arc<dyn LogDevice> = log;
+    let options = Options::new().pool_bytes(32 << 20).page_frames(page_frames);
+    Options { log: Some(log), ..options }
 }
 
 /// The bytes of all nodes of the store.
@@ -82,11 +90,56 @@ fn redone(records: &[(u64, Vec<u8>)]) -> BTreeMap<PageRef, Vec<u8>> {
     pages
 }
 
-fn key(random: &mut Random) -> Vec<u8> {
-    let len = random.pick(&[0, 1, 3, 8, 30, 200]);
-    let mut key = vec![b'p'; len];
-    key.extend_from_slice(&(random.below(700) as u16).to_be_bytes());
-    key
+/// What the keys of a test look like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Keys {
+    /// Some equal bytes, and a number of two bytes.
+    Numbered,
+    /// From some before 65,536 to some after it.
+    BigEndian,
+    /// As separators they look like the lengths and the flags of references to values.
+    Slots,
+    LittleEndian,
+    /// As references to values.
+    References,
+    /// As long as they can be.
+    Longest,
+    /// Prefixes of each other, from the empty key on.
+    Prefixes,
+}
+
+impl Keys {
+    fn key(self, random: &mut Random) -> Vec<u8> {
+        let number = random.below(700) as u32;
+        let longest = NodeLimits::for_page_size(4096).max_key;
+        match self {
+            Keys::Numbered => {
+                let mut key = vec![b'p'; random.pick(&[0, 1, 3, 8, 30, 200])];
+                key.extend_from_slice(&(number as u16).to_be_bytes());
+                key
+            }
+            Keys::BigEndian => (65_200 + number).to_be_bytes().into(),
+            Keys::Slots => {
+                // Without common bytes at the front: a node leaves those out.
+                let head = [0x0001_0014_u32, 0x8003_0014][number as usize % 2];
+                [&head.to_be_bytes()[..], &(number as u16 / 2).to_be_bytes()].concat()
+            }
+            Keys::LittleEndian => (65_200 + number).to_le_bytes().into(),
+            Keys::References => {
+                let page = PageRef::new(2 + u64::from(number), 1 + number % 2);
+                let len = u64::from(3000 + number % 7);
+                let piece_frames = if number.is_multiple_of(3) { 2 } else { 0 };
+                BlobRef { page, len, piece_frames }.encode().into()
+            }
+            Keys::Longest => {
+                let mut key = vec![number as u8; longest];
+                let at = if number.is_multiple_of(3) { 0 } else { longest - 2 };
+                key[at..at + 2].copy_from_slice(&(number as u16).to_be_bytes());
+                key
+            }
+            Keys::Prefixes => vec![random.pick(&[0, b'p', 0xff]); number as usize % (longest + 1)],
+        }
+    }
 }
 
 fn value(random: &mut Random) -> Vec<u8> {
@@ -109,29 +162,29 @@ fn altered(random: &mut Random, old: &[u8]) -> Vec<u8> {
     value
 }
 
-fn change(random: &mut Random, tree: &Tree) {
+fn change(random: &mut Random, tree: &Tree, keys: Keys) {
     match random.below(40) {
-        0..14 => drop(tree.upsert(&key(random), &value(random)).unwrap()),
-        14..19 => drop(tree.remove(&key(random)).unwrap()),
+        0..14 => drop(tree.upsert(&keys.key(random), &value(random)).unwrap()),
+        14..19 => drop(tree.remove(&keys.key(random)).unwrap()),
         19..21 => drop(tree.pop_first().unwrap()),
         21..23 => drop(tree.pop_last().unwrap()),
         23..28 => {
-            let mut entries: Vec<_> = (0..random.below(60)).map(|_| key(random)).collect();
+            let mut entries: Vec<_> = (0..random.below(60)).map(|_| keys.key(random)).collect();
             entries.sort();
             let entries = entries.iter().map(|key| (key, value(random)));
             let _ = tree.extend(entries.collect::<Vec<_>>()).unwrap();
         }
         28..31 => {
-            let (key, new) = (key(random), value(random));
+            let (key, new) = (keys.key(random), value(random));
             let mut altered = |old: Option<&[u8]>| match old {
                 Some(old) if !old.is_empty() && random.once_in(2) => altered(random, old),
                 _ => new.clone(),
             };
             tree.fetch_and_update(&key, |old| Some(altered(old))).map(drop).unwrap();
         }
-        31..33 => drop(tree.take(&key(random)).unwrap()),
+        31..33 => drop(tree.take(&keys.key(random)).unwrap()),
         33..36 => {
-            let (one, two) = (key(random), key(random));
+            let (one, two) = (keys.key(random), keys.key(random));
             let _ = tree.remove_range(one.clone().min(two.clone())..one.max(two)).unwrap();
         }
         36 => {
@@ -145,7 +198,7 @@ fn change(random: &mut Random, tree: &Tree) {
             let _ = tree.bulk_load(entries).unwrap();
         }
         _ => {
-            let (key, new) = (key(random), value(random));
+            let (key, new) = (keys.key(random), value(random));
             let mut writer = tree.writer(&key).unwrap();
             std::io::Write::write_all(&mut writer, &new).unwrap();
             writer.finish().map(drop).unwrap();
@@ -153,11 +206,44 @@ fn change(random: &mut Random, tree: &Tree) {
     }
 }
 
+/// The entries of each tree.
+fn entries(trees: &[Tree]) -> Vec<Vec<(Vec<u8>, Vec<u8>)>> {
+    let entry = |(key, value): (Vec<u8>, Value<'_>)| (key, value.into_vec());
+    let entries = |tree: &Tree| tree.range(..).map(|found| entry(found.unwrap())).collect();
+    trees.iter().map(entries).collect()
+}
+
+/// A recovery makes a sound store with these entries, and loses no page.
+fn check_recovery(options: &Options, file: Vec<u8>, expected: &[Vec<(Vec<u8>, Vec<u8>)>]) {
+    let store = Store::open_on(Arc::new(MemoryDevice::from_snapshot(file)), options).unwrap();
+    assert!(store.recovery().is_some());
+    let trees = ["one", "two"].map(|name| store.tree(name).unwrap());
+    assert!(entries(&trees) == expected);
+    let report = store.check(&mut |_| ()).unwrap();
+    assert!(report.is_sound() && report.lost_pages == 0, "{report:?}");
+}
+
 #[test]
 fn redo_makes_the_pages_that_the_changes_made() {
-    for (seed, page_frames) in [(1, 1), (2, 1), (3, 2), (4, 16), (5, 1), (6, 3)] {
+    for (seed, page_frames, keys) in [
+        (1, 1, Keys::Numbered),
+        (2, 1, Keys::Numbered),
+        (3, 2, Keys::Numbered),
+        (4, 16, Keys::Numbered),
+        (5, 1, Keys::BigEndian),
+        (6, 3, Keys::BigEndian),
+        (7, 1, Keys::LittleEndian),
+        (8, 1, Keys::References),
+        (9, 2, Keys::References),
+        (10, 1, Keys::Longest),
+        (11, 1, Keys::Prefixes),
+        (12, 1, Keys::Slots),
+    ] {
         let random = &mut Random(seed);
-        let store = logged_store(page_frames);
+        let (memory, log) = (Arc::new(MemoryDevice::new()), SimulatedDevice::new(long_log()));
+        let device = Arc::new(log);
+        let core = open::create(memory.clone(), &logged(page_frames, device.clone())).unwrap();
+        let store = Store::from_core(core);
         let trees = ["one", "two"].map(|name| store.create_tree(name).unwrap());
         let mut from = None;
         let mut before: BTreeMap<PageRef, Vec<u8>> = BTreeMap::new();
@@ -165,7 +251,7 @@ fn redo_makes_the_pages_that_the_changes_made() {
         for _cut in 0..4 {
             for _ in 0..400 {
                 let tree = random.below(2) as usize;
-                change(random, &trees[tree]);
+                change(random, &trees[tree], keys);
             }
             trees.iter().for_each(|tree| _ = tree.check().unwrap());
             let after = nodes(&store, &trees);
@@ -187,6 +273,10 @@ fn redo_makes_the_pages_that_the_changes_made() {
                 }
             }
             assert!(redone.len() > 2 && unchanged < after.len());
+            if from.is_none() {
+                let crashed = logged(page_frames, Arc::new(device.kill()));
+                check_recovery(&crashed, memory.snapshot(), &entries(&trees));
+            }
             before = after;
             from = Some(store.core.pages.redo_log.as_ref().unwrap().cut_at_end());
         }
@@ -203,7 +293,7 @@ fn no_record_does_harm() {
     let random = &mut Random(7);
     let store = logged_store(1);
     let trees = [store.create_tree("one").unwrap()];
-    (0..300).for_each(|_| change(random, &trees[0]));
+    (0..300).for_each(|_| change(random, &trees[0], Keys::Numbered));
     let records = records(&store, None);
     let mut pages: BTreeMap<PageRef, Vec<u8>> = BTreeMap::new();
     let (mut refused, mut made) = (0, 0);
