@@ -704,3 +704,39 @@ fn the_record_of_a_merge_frees_only_the_merged_leaf() {
     let freed: Vec<_> = freed.collect();
     assert!(matches!(freed[..], [PageRef { id, frames: 1 }] if id.0 > 1), "{freed:?}");
 }
+
+/// A recovery would refuse the log, or lose pages.
+#[test]
+fn ranges_that_no_group_can_free_are_refused() {
+    let store = logged_store(1);
+    let tree = store.create_tree("one").unwrap();
+    (0..4).for_each(|key| tree.insert(&[key], &[key; 9000]).unwrap());
+    let pages = &store.core.pages;
+    let value = |key: u8| {
+        let leaf = pages.pool.fix_shared(tree.tree_ref().root_page()).unwrap();
+        let place = Node::new(&leaf[..]).payload_place(key.into()).unwrap();
+        BlobRef::decode(Node::new(&leaf[..]).payload(place).unwrap()).unwrap()
+    };
+    let [one, two] = [value(1).page, value(2).page];
+    let check = |freed: &[PageRef], changed: &[PageRef]| {
+        pages.check_ranges(&[], freed, &[], changed.iter().copied()).is_ok()
+    };
+    let end = pages.pool.with_space(|space| space.end());
+    let root = tree.tree_ref().root_page();
+    assert!(check(&[two, one], &[root]));
+    // Twice, in part twice, of the headers, beyond the end, of no pages, and changed.
+    assert!(!check(&[one, two, one], &[]));
+    assert!(!check(&[one, PageRef::new(one.id.0 + 1, 1)], &[]));
+    assert!(!check(&[PageRef::new(0, 20_493)], &[]));
+    assert!(!check(&[PageRef::new(end - 1, 2)], &[]));
+    assert!(!check(&[PageRef { id: one.id, frames: 0 }], &[]));
+    assert!(!check(&[one, root], &[root]));
+    assert!(pages.check_ranges(&[one], &[one], &[], [].into_iter()).is_err());
+    let removed = BlobRef { page: PageRef::new(end, 1), len: 9000, piece_frames: 1 };
+    assert!(pages.check_ranges(&[], &[], &[(1, removed)], [].into_iter()).is_err());
+    // Free by now.
+    assert!(tree.remove(&[1]).unwrap());
+    store.sync().unwrap();
+    pages.pool.trim_space().unwrap();
+    assert!(!check(&[one], &[]) && check(&[two], &[]));
+}

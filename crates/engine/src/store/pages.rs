@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use smallvec::SmallVec;
 use vellum_log::{BLOCK_BYTES, LogError, OpeningProcess};
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageId, PageRef, Pool};
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::node::NodeLimits;
 use crate::page::blob::{BLOB_REST, BlobRef};
 use crate::redo::log::{RedoLog, RoomPromise};
-use crate::redo::record::RecordWriter;
+use crate::redo::record::{RecordWriter, RemovedValue};
 use crate::store::callback::{CallbackScope, refuse_in_callback};
 use crate::store::file::StoreFile;
 use crate::store::gate::{ChangePermit, Exclusive, Freeze, Gate};
@@ -47,6 +48,11 @@ pub(crate) fn record_ranges(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<Pag
         }
     }
     pages
+}
+
+/// The first frame after a range.
+fn end_of(range: PageRef) -> u64 {
+    range.id.0.saturating_add(range.frames.into())
 }
 
 /// See the module's documentation.
@@ -487,6 +493,68 @@ impl PageStore {
         }
         change.next_group()?;
         Ok(with)
+    }
+
+    /// Checks the ranges that the record of a group names, before the log takes it: a recovery
+    /// refuses a log that frees pages outside of the file, and loses what a record frees and uses.
+    /// Each range is allocated, and so are the roots of removed values. No part of a range is taken
+    /// twice, freed twice, or freed and taken or changed by the same group.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] if a range that the group frees is otherwise: the tree refers to it.
+    ///
+    /// # Panics
+    /// If a range that the group takes is not allocated, or is taken twice.
+    pub(crate) fn check_ranges(
+        &self,
+        taken: &[PageRef],
+        freed: &[PageRef],
+        values: &[RemovedValue],
+        changed: impl Iterator<Item = PageRef>,
+    ) -> Result<()> {
+        if taken.is_empty() && freed.is_empty() && values.is_empty() {
+            return Ok(());
+        }
+        let damaged = |page: PageRef, what: &str| {
+            Err(Error::damaged(page, format!("a change frees it, and {what}")))
+        };
+        let unused = self.pool.with_space(|space| {
+            let is_unused = |page: &PageRef| {
+                let (start, count) = (page.id.0, u64::from(page.frames));
+                count == 0
+                    || start < space.first()
+                    || end_of(*page) > space.end()
+                    || space.has_free(start, count)
+            };
+            let new = taken.iter().copied().find(is_unused);
+            assert!(new.is_none(), "a group takes {new:?}, which is not allocated");
+            let roots = values.iter().map(|(_, value)| value.page);
+            freed.iter().copied().chain(roots).find(is_unused)
+        });
+        if let Some(page) = unused {
+            return damaged(page, "it is not in use");
+        }
+        let sorted = |pages: &[PageRef]| {
+            let mut pages: SmallVec<[PageRef; 4]> = pages.into();
+            pages.sort_unstable_by_key(|page| page.id);
+            pages
+        };
+        let meet = |pages: &[PageRef]| {
+            let meet = pages.windows(2).find(|two| end_of(two[0]) > two[1].id.0);
+            meet.map(|two| two[1])
+        };
+        let (freed, taken_twice) = (sorted(freed), meet(&sorted(taken)));
+        assert!(taken_twice.is_none(), "a group takes {taken_twice:?} twice");
+        if let Some(page) = meet(&freed) {
+            return damaged(page, "frees it twice");
+        }
+        for used in taken.iter().copied().chain(changed) {
+            let next = freed.partition_point(|page| end_of(*page) <= used.id.0);
+            if let Some(page) = freed.get(next).filter(|page| page.id.0 < end_of(used)) {
+                return damaged(*page, "uses it");
+            }
+        }
+        Ok(())
     }
 
     /// Logs that ranges of pages are free, apart from a group. Does nothing without a log.

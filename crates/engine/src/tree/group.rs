@@ -416,6 +416,8 @@ impl<'a> Group<'_, 'a> {
             false => &self.taken[..],
             true => &[],
         };
+        let changed = pages.iter().map(|guard| guard.page());
+        self.tree.pages.check_ranges(taken, &freed, &self.removed_values, changed)?;
         let mut record = RecordWriter::removing(&mut bytes, taken, &freed, &self.removed_values);
         // The caller of a large group passes the pages in the order in which it changed them.
         let change_of = |index: usize, page: PageRef| {
