@@ -290,6 +290,9 @@ pub(crate) struct Search {
     head: u64,
 }
 
+/// The most bytes of slots that a search prefetches: all that the hints of a node of 4 KiB leave.
+const PREFETCH_MAX: usize = 512;
+
 /// The head of a search key that differs from the node's keys in the bytes before the heads. No
 /// slot has this head.
 const NO_HEAD: u64 = 1 << 32;
@@ -299,13 +302,6 @@ impl Search {
     #[inline(always)]
     pub(crate) fn has_hints(self) -> bool {
         self.count as usize > HINTS_FROM
-    }
-
-    /// The slots that the search has not excluded: offset and length in bytes.
-    #[inline(always)]
-    pub(crate) fn slots_left(self, level: u8) -> (usize, usize) {
-        let size = slot_size(level);
-        (SLOTS + self.low as usize * size, self.len as usize * size)
     }
 }
 
@@ -338,7 +334,8 @@ impl<R: PageReader> Node<R> {
             && self.page.u32(KIND) == Some(kind_and_level(level))
     }
 
-    /// Begins a search: reads the header, and the hints if there are any.
+    /// Begins a search: reads the header, and the hints if there are any. With hints it prefetches
+    /// the slots that are left. Otherwise the search would wait for one line after the other.
     #[inline(always)]
     pub(crate) fn narrow<const SLOT: usize>(self, key: &[u8]) -> Result<Search, Torn> {
         // Count and prefix length are the first and the last of four numbers.
@@ -371,6 +368,8 @@ impl<R: PageReader> Node<R> {
         let distance = hint_distance(count as usize) as u32;
         let low = below * distance;
         let len = if below < HINT_COUNT as u32 { distance } else { count - low };
+        let bytes = (len as usize * SLOT).min(PREFETCH_MAX);
+        self.page.prefetch(SLOTS + low as usize * SLOT, bytes);
         Ok(Search { low, len, head, ..whole })
     }
 

@@ -243,10 +243,9 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> MultiGet<'a, '_, K
                         _ => node.narrow::<INNER_SLOT>(key),
                     })?;
                     lookup.stage = Stage::Search(search);
-                    // The nodes above the parents of leaves are few, and mostly in the cache.
+                    // The slots that are left come now. The nodes above the parents of leaves are
+                    // few, and mostly in the cache.
                     if level < 2 && search.has_hints() {
-                        let (offset, len) = search.slots_left(level);
-                        pool.prefetch_bytes(lookup.node.page(), offset, len);
                         return Ok(LookupProgress::Yield);
                     }
                 }

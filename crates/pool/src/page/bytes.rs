@@ -13,6 +13,27 @@ use std::marker::PhantomData;
 
 use crate::sync::interleave;
 
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
+/// Prefetches a cache line. The address may be any: the CPU ignores addresses without memory.
+#[inline(always)]
+pub(crate) fn prefetch_line(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint; it does not fault, whatever the address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) address, options(nostack, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = address;
+}
+
 /// Read-only access to the bytes of a page. Integers are little endian. Nothing panics: an access
 /// outside the page is `None`, because an optimistic reader may have read any number as an offset.
 pub trait PageReader: Copy {
@@ -34,6 +55,12 @@ pub trait PageReader: Copy {
     fn copy_to(&self, offset: usize, target: &mut [u8]) -> Option<()>;
     /// Compares `len` bytes at `offset` with `key`, as slices of bytes compare.
     fn compare(&self, offset: usize, len: usize, key: &[u8]) -> Option<Ordering>;
+    /// Prefetches `len` bytes at `offset` into the CPU's cache, for a caller that is about to read
+    /// some of them. By default this does nothing.
+    #[inline(always)]
+    fn prefetch(&self, offset: usize, len: usize) {
+        let _ = (offset, len);
+    }
 }
 
 impl PageReader for &[u8] {
@@ -202,6 +229,12 @@ impl PageReader for RacyBytes<'_> {
             }
         }
         Some(len.cmp(&key.len()))
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, offset: usize, len: usize) {
+        let lines = offset / LINE..offset.saturating_add(len).min(self.len).div_ceil(LINE);
+        lines.for_each(|line| prefetch_line(self.base.wrapping_add(line * LINE)));
     }
 }
 

@@ -13,7 +13,7 @@ use std::ops::{Deref, DerefMut};
 use crate::core::{Core, Wanted};
 use crate::error::{PoolError, Restart};
 use crate::page::PageRef;
-use crate::page::bytes::RacyBytes;
+use crate::page::bytes::{LINE, RacyBytes, prefetch_line};
 use crate::page::state::{Leave, PageState, State, Word};
 use crate::pool::Pool;
 use crate::statistics::counters::Event;
@@ -23,9 +23,6 @@ const RESTARTS_MAX: u32 = 16;
 
 /// Waits of a brief attempt to lock a page, of about a millisecond each.
 const BRIEF_ROUNDS: u32 = 3;
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 impl Pool {
     /// Reads a page without any lock. Faults it in if it is not in memory.
@@ -300,24 +297,6 @@ fn try_optimistic_slow(core: &Core, page: PageRef) -> Option<(&PageState, Word)>
 #[inline(always)]
 pub fn prefetch_value<T>(value: &T) {
     prefetch_line(std::ptr::from_ref(value).cast());
-}
-
-/// Prefetches a cache line. The address may be any: the CPU ignores addresses without memory.
-#[inline(always)]
-fn prefetch_line(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch is a hint; it does not fault, whatever the address.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(address.cast());
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) address, options(nostack, readonly));
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = address;
 }
 
 /// The address of a page that a guard holds.
