@@ -38,6 +38,7 @@ mod shop;
 mod slow;
 mod story;
 mod transactions;
+mod variety;
 
 pub use failure::Failure;
 pub use machine::{Crash, End, Fault, Machine};

@@ -22,6 +22,7 @@ use crate::report::Report;
 use crate::slow::SlowLog;
 use crate::story::tell;
 use crate::transactions::{NumberedTree, OpenSnapshot, OpenTransaction};
+use crate::variety::Variety;
 
 /// The most trees.
 const TREES_MAX: usize = 5;
@@ -71,6 +72,7 @@ struct Life {
     backups: Backups,
     slow: SlowLog,
     keys: Keys,
+    variety: Variety,
     report: Report,
 }
 
@@ -79,6 +81,7 @@ pub(crate) fn run(seed: u64) -> Outcome<Report> {
     let mut random = Random(seed);
     let mut sizes = Sizes::random(&mut random);
     let slow = SlowLog::random(seed, &mut sizes);
+    let variety = Variety::random(seed, &mut sizes);
     let machine = Machine::new(sizes.new_log(random.next()), random.next());
     let options = sizes.options(&machine).page_frames(sizes.page_frames);
     let store = Store::create_on(machine.clone(), &options).map_err(Failure::of("a new store"))?;
@@ -105,6 +108,7 @@ pub(crate) fn run(seed: u64) -> Outcome<Report> {
         backups: Backups::random(seed),
         slow,
         keys,
+        variety,
         report: Report::default(),
         random,
     };
@@ -163,7 +167,8 @@ impl Life {
                         self.ending = Some(crash);
                         return Ok(());
                     }
-                    self.recover(|recovery| recovery.look_at(crash))?;
+                    let sizes = self.variety.grown(self.sizes);
+                    self.recover(sizes, |recovery| recovery.look_at(crash))?;
                     recoveries = recoveries.saturating_sub(1);
                 }
                 if recoveries == 0 {
@@ -215,8 +220,12 @@ impl Life {
         self.machine.note((self.synced, self.history.len()));
     }
 
-    /// Recovers the store, with what `run` does of a recovery.
-    fn recover<T>(&mut self, run: impl FnOnce(&mut Recovery<'_>) -> Outcome<T>) -> Outcome<T> {
+    /// Recovers the store with these sizes, with what `run` does of a recovery.
+    fn recover<T>(
+        &mut self,
+        sizes: Sizes,
+        run: impl FnOnce(&mut Recovery<'_>) -> Outcome<T>,
+    ) -> Outcome<T> {
         let history = &self.history;
         let judge = |store: &Store, noted: (usize, usize)| {
             let found = contents(store).map_err(Failure::of("reading"))?;
@@ -224,7 +233,7 @@ impl Life {
         };
         let backups = &mut self.backups;
         run(&mut Recovery {
-            sizes: self.sizes,
+            sizes,
             look: &mut |store| backups.look_at(store),
             may_lose_pages: self.may_lose_pages,
             judge: &judge,
@@ -246,7 +255,8 @@ impl Life {
         let crash = ending.unwrap_or_else(|| self.machine.crash_now(end));
         let noted = crash.noted;
         self.machine.kill();
-        match self.recover(|recovery| recovery.run(crash, 2))? {
+        self.sizes = self.variety.grown(self.sizes);
+        match self.recover(self.sizes, |recovery| recovery.run(crash, 2))? {
             Some(_) if is_last => Ok(Err(self.ended())),
             Some(recovered) => self.next(recovered, noted).map(Ok),
             None => Err(Failure::new("a store that has to open does not")),
@@ -330,12 +340,16 @@ impl Life {
         if self.random.once_in(self.sync_once_in) {
             return self.sync();
         }
+        if self.variety.is_due() {
+            return self.do_something_rare();
+        }
         match self.random.below(100) {
             0..24 => self.put(),
             24..34 => self.remove(),
             34..38 => self.read(),
             38..41 => self.extend(),
             41..43 => self.remove_range(),
+            43..86 if !self.variety.has_views => self.put(),
             43..80 => self.transact(),
             80..86 => self.look_back(),
             86..92 => {
@@ -595,6 +609,154 @@ impl Life {
         self.change(changes, |_| tree.remove_range(range.start..=last).map(drop))
     }
 
+    /// A step that other stores do not take.
+    fn do_something_rare(&mut self) -> Outcome {
+        match self.variety.random.below(12) {
+            0..2 => self.pop(),
+            2 => self.retain(),
+            3..5 => self.update(),
+            5 => self.take(),
+            6 => self.compare_and_swap(),
+            7 => self.multi_get(),
+            8..10 => self.remove_long_range(),
+            10 if !self.open.is_empty() => {
+                let at = self.random.index(self.open.len());
+                let random = &mut self.random;
+                let (one, other) = (self.keys.key(random), self.keys.key(random));
+                let range = (one.clone().min(other.clone()), one.max(other));
+                let stepped = self.open[at].remove_range(random, range)?;
+                self.after_step(at, stepped)
+            }
+            _ if !self.snapshots.is_empty() => {
+                let keys: Vec<_> = (0..8).map(|_| self.keys.key(&mut self.random)).collect();
+                let at = self.random.index(self.snapshots.len());
+                let looked = self.snapshots[at].check_keys(&keys)?;
+                self.seen("a snapshot", looked).map(drop)
+            }
+            _ => self.remove_long_range(),
+        }
+    }
+
+    /// Removes the first or the last entries.
+    fn pop(&mut self) -> Outcome {
+        let (tree, name) = self.tree();
+        let is_first = self.random.once_in(2);
+        for _ in 0..self.random.pick(&[1, 5, 40]) {
+            let entries = &self.model[&name].entries;
+            let end = if is_first { entries.first_key_value() } else { entries.last_key_value() };
+            let end = end.map(|(key, value)| (key.clone(), value.clone()));
+            let change = end.iter().map(|(key, _)| Change::Remove(name.clone(), key.clone()));
+            let mut popped = None;
+            self.change(change.collect(), |_| {
+                let found = if is_first { tree.pop_first()? } else { tree.pop_last()? };
+                popped = Some(found.map(|(key, value)| (key, Bytes::from(value.to_vec()))));
+                Ok(())
+            })?;
+            ensure!(popped.is_none_or(|popped| popped == end), "another entry is popped");
+            if self.is_over || end.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what a function of the keys says, each entry a change of its own.
+    fn retain(&mut self) -> Outcome {
+        let (tree, name) = self.tree();
+        let (from, kept) = (self.random.next(), self.random.below(4));
+        let keeps = |key: &[u8]| {
+            let sum = key.iter().fold(from, |sum, byte| Random(sum ^ u64::from(*byte)).next());
+            sum % 4 < kept
+        };
+        let entries = &self.model[&name].entries;
+        let keys: Vec<_> = entries.keys().filter(|key| !keeps(key)).cloned().collect();
+        self.remove_keys(&name, keys, || tree.retain(|key, _| keeps(key)))
+    }
+
+    /// Removes a range that may have many leaves.
+    fn remove_long_range(&mut self) -> Outcome {
+        let (tree, name) = self.tree();
+        let (one, other) = (self.keys.key(&mut self.random), self.keys.key(&mut self.random));
+        let range = one.clone().min(other.clone())..one.max(other);
+        let keys = self.model[&name].entries.range(range.clone());
+        let keys = keys.map(|(key, _)| key.clone()).collect();
+        self.remove_keys(&name, keys, || tree.remove_range(range))
+    }
+
+    /// Removes these keys of a tree in their order, each a change of its own.
+    fn remove_keys(
+        &mut self,
+        name: &str,
+        keys: Vec<Vec<u8>>,
+        run: impl FnOnce() -> vellum::Result<u64>,
+    ) -> Outcome {
+        let must = keys.len() as u64;
+        let changes = keys.into_iter().map(|key| Change::Remove(name.into(), key)).collect();
+        let mut removed = None;
+        self.change(changes, |_| {
+            removed = Some(run()?);
+            Ok(())
+        })?;
+        let is_right = removed.is_none_or(|removed| removed == must);
+        ensure!(is_right, "{removed:?} entries are removed and not {must}");
+        Ok(())
+    }
+
+    /// Alters a value in its place.
+    fn update(&mut self) -> Outcome {
+        let ((tree, name), key) = (self.tree(), self.keys.key(&mut self.random));
+        let Some(old) = self.model[&name].entries.get(&key).cloned() else { return Ok(()) };
+        let new = if old.is_empty() { old } else { altered(&mut self.random, &old) };
+        let change = Change::Put(name, key.clone(), new.clone());
+        self.change(vec![change], |_| {
+            tree.update(&key, |value| value.copy_from_slice(&new)).map(drop)
+        })
+    }
+
+    fn take(&mut self) -> Outcome {
+        let ((tree, name), key) = (self.tree(), self.keys.key(&mut self.random));
+        let must = self.model[&name].entries.get(&key).cloned();
+        let mut taken = None;
+        self.change(vec![Change::Remove(name, key.clone())], |_| {
+            taken = Some(tree.take(&key)?.map(|value| Bytes::from(value.to_vec())));
+            Ok(())
+        })?;
+        ensure!(taken.is_none_or(|taken| taken == must), "another value is taken");
+        Ok(())
+    }
+
+    fn compare_and_swap(&mut self) -> Outcome {
+        let ((tree, name), key) = (self.tree(), self.keys.key(&mut self.random));
+        let old = self.model[&name].entries.get(&key).cloned();
+        let new = (!self.random.once_in(4)).then(|| value(&mut self.random, self.are_long));
+        let change = match &new {
+            Some(new) => Change::Put(name, key.clone(), new.clone()),
+            None => Change::Remove(name, key.clone()),
+        };
+        let mut is_swapped = None;
+        self.change(vec![change], |_| {
+            is_swapped = Some(tree.compare_and_swap(&key, old.as_deref(), new.as_deref())?);
+            Ok(())
+        })?;
+        ensure!(is_swapped != Some(false), "a value is another one than it must be");
+        Ok(())
+    }
+
+    fn multi_get(&mut self) -> Outcome {
+        let (tree, name) = self.tree();
+        let keys: Vec<_> = (0..8).map(|_| self.keys.key(&mut self.random)).collect();
+        let names: Vec<_> = keys.iter().map(|key| &key[..]).collect();
+        let found = tree.multi_get(&names).map(|values| {
+            let bytes = values.into_iter().map(|value| Some(Bytes::from(value?.to_vec())));
+            bytes.collect::<Vec<_>>()
+        });
+        let Some(found) = self.seen("a lookup of keys", found)? else { return Ok(()) };
+        let entries = &self.model[&name].entries;
+        let is_right = found.iter().map(Option::as_ref).eq(keys.iter().map(|key| entries.get(key)));
+        ensure!(is_right, "a lookup of {keys:02x?} finds other values");
+        Ok(())
+    }
+
     /// A value in pieces, sometimes given up in its midst.
     fn stream(&mut self) -> Outcome {
         let ((tree, name), key) = (self.tree(), self.keys.key(&mut self.random));
@@ -722,15 +884,20 @@ impl Life {
                 let key = self.keys.key(&mut self.random);
                 let value = value(&mut self.random, self.are_long);
                 let stepped = self.open[at].step(&mut self.random, key, value)?;
-                if let Err(error) = stepped {
-                    let is_right = is_from_outside(&error)
-                        || matches!(error, Error::NoSuchTree(_) | Error::TransactionTooLarge(_));
-                    ensure!(is_right, "a step of a transaction fails: {error}");
-                    drop(self.open.remove(at));
-                }
-                Ok(())
+                self.after_step(at, stepped)
             }
         }
+    }
+
+    /// A transaction has taken a step. It ends if that has failed.
+    fn after_step(&mut self, at: usize, stepped: vellum::Result<()>) -> Outcome {
+        if let Err(error) = stepped {
+            let is_right = is_from_outside(&error)
+                || matches!(error, Error::NoSuchTree(_) | Error::TransactionTooLarge(_));
+            ensure!(is_right, "a step of a transaction fails: {error}");
+            drop(self.open.remove(at));
+        }
+        Ok(())
     }
 
     fn begin(&mut self) -> Outcome {

@@ -67,6 +67,16 @@ impl Sizes {
         }
     }
 
+    /// Has tree pages of so many frames, and a pool and a log in proportion.
+    pub(crate) fn have_pages_of(&mut self, frames: u32) {
+        let times = frames.div_ceil(self.page_frames);
+        self.page_frames *= times;
+        self.pool_bytes *= u64::from(times);
+        self.log_bytes *= u64::from(times);
+        self.log_blocks *= u64::from(times);
+        self.recovery_bytes *= times as usize;
+    }
+
     /// A new log.
     pub fn new_log(&self, seed: u64) -> SimulatedDevice {
         SimulatedDevice::new(SimulatedOptions {

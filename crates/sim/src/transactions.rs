@@ -5,7 +5,7 @@
 //! as they were when it began.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::ops::{Bound, RangeBounds};
 
 use vellum::{Durability, Isolation, Savepoint, Snapshot, Transaction, Tree};
 use vellum_testing::random::Random;
@@ -39,6 +39,40 @@ pub struct OpenSnapshot {
 }
 
 impl OpenSnapshot {
+    /// Compares what the snapshot sees of these keys, and between the first and the last of them.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub(crate) fn check_keys(&self, keys: &[Vec<u8>]) -> Outcome<vellum::Result<()>> {
+        let (Some(first), Some(last)) = (keys.iter().min(), keys.iter().max()) else {
+            return Ok(Ok(()));
+        };
+        for (id, tree) in &self.trees {
+            let Some(expected) = entries_of(&self.began, *id) else { continue };
+            let read = || -> vellum::Result<(Vec<Option<Bytes>>, Entries)> {
+                let names: Vec<_> = keys.iter().map(|key| &key[..]).collect();
+                let values = self.snapshot.multi_get(tree, &names)?;
+                let values = values.into_iter().map(|value| Some(value?.to_vec().into())).collect();
+                let mut entries = Entries::new();
+                for entry in self.snapshot.range(tree, first.clone()..=last.clone())?.rev() {
+                    let (key, value) = entry?;
+                    entries.insert(key, value.to_vec().into());
+                }
+                Ok((values, entries))
+            };
+            let (values, entries) = match read() {
+                Ok(found) => found,
+                Err(error) => return Ok(Err(error)),
+            };
+            let is_right =
+                keys.iter().map(|key| expected.get(key)).eq(values.iter().map(Option::as_ref));
+            ensure!(is_right, "a snapshot sees other values of {:?} by their keys", tree.name());
+            let is_right = expected.range(first.clone()..=last.clone()).eq(&entries);
+            ensure!(is_right, "a snapshot sees another range of {:?}", tree.name());
+        }
+        Ok(Ok(()))
+    }
+
     /// Compares all that the snapshot sees.
     ///
     /// # Errors
@@ -260,6 +294,37 @@ impl OpenTransaction {
         if key < end {
             self.passed.push((id, passed));
         }
+        Ok(Ok(()))
+    }
+
+    /// Removes the entries from one key to another.
+    pub(crate) fn remove_range(
+        &mut self,
+        random: &mut Random,
+        (from, to): (Vec<u8>, Vec<u8>),
+    ) -> Outcome<vellum::Result<()>> {
+        if self.trees.is_empty() {
+            return Ok(Ok(()));
+        }
+        let (id, tree) = self.trees[random.index(self.trees.len())].clone();
+        let range = (Bound::Included(from), Bound::Included(to));
+        let mut keys: Vec<_> = match entries_of(&self.began, id) {
+            Some(entries) => entries.range(range.clone()).map(|(key, _)| key.clone()).collect(),
+            None => Vec::new(),
+        };
+        let own = self.writes.keys().filter(|(tree, key)| *tree == id && range.contains(key));
+        keys.extend(own.map(|(_, key)| key.clone()));
+        keys.sort();
+        keys.dedup();
+        keys.retain(|key| self.expected(id, key).is_some());
+        let removed = match self.transaction.remove_range(&tree, range.clone()) {
+            Ok(removed) => removed,
+            Err(error) => return Ok(Err(error)),
+        };
+        let must = keys.len() as u64;
+        ensure!(removed == must, "a transaction removes {removed} entries of a range, not {must}");
+        self.passed.push((id, range));
+        self.writes.extend(keys.into_iter().map(|key| ((id, key), None)));
         Ok(Ok(()))
     }
 
