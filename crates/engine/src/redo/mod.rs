@@ -13,6 +13,8 @@ mod by_page;
 mod faults;
 pub(crate) mod files;
 pub(crate) mod log;
+#[cfg(test)]
+mod merge_tests;
 pub(crate) mod page;
 pub(crate) mod pending;
 #[cfg(test)]

@@ -25,19 +25,19 @@ fn logged_store(page_frames: u32) -> Store {
     Store::from_core(core)
 }
 
-fn long_log() -> SimulatedOptions {
+pub(super) fn long_log() -> SimulatedOptions {
     SimulatedOptions { segments: 1 << 12, segment_blocks: 64, ..Default::default() }
 }
 
 /// The options of a store with this log.
-fn logged(page_frames: u32, log: Arc<SimulatedDevice>) -> Options {
+pub(super) fn logged(page_frames: u32, log: Arc<SimulatedDevice>) -> Options {
     let log: Arc<dyn LogDevice> = log;
     let options = Options::new().pool_bytes(32 << 20).page_frames(page_frames);
     Options { log: Some(log), ..options }
 }
 
 /// The bytes of all nodes of the store.
-fn nodes(store: &Store, trees: &[Tree]) -> BTreeMap<PageRef, Vec<u8>> {
+pub(super) fn nodes(store: &Store, trees: &[Tree]) -> BTreeMap<PageRef, Vec<u8>> {
     let pages = &store.core.pages;
     let mut found = BTreeMap::new();
     let mut rest: Vec<_> = trees.iter().map(|tree| tree.tree_ref().root_page()).collect();
@@ -55,13 +55,13 @@ fn nodes(store: &Store, trees: &[Tree]) -> BTreeMap<PageRef, Vec<u8>> {
 }
 
 /// What redo must restore: all bytes but the checksum and the gap.
-fn comparable(page: &[u8]) -> Vec<u8> {
+pub(super) fn comparable(page: &[u8]) -> Vec<u8> {
     let (begin, end) = Node::new(page).gap().unwrap();
     [&page[ID..begin], &page[end..]].concat()
 }
 
 /// All records from `from` on, or from the first one.
-fn records(store: &Store, from: Option<u64>) -> Vec<(u64, Vec<u8>)> {
+pub(super) fn records(store: &Store, from: Option<u64>) -> Vec<(u64, Vec<u8>)> {
     let log = store.core.pages.redo_log.as_ref().unwrap();
     let mut records = Vec::new();
     store.sync().unwrap();
@@ -74,7 +74,7 @@ fn records(store: &Store, from: Option<u64>) -> Vec<(u64, Vec<u8>)> {
 }
 
 /// The pages that redo makes of records, as recovery will: by page, from nothing.
-fn redone(records: &[(u64, Vec<u8>)]) -> BTreeMap<PageRef, Vec<u8>> {
+pub(super) fn redone(records: &[(u64, Vec<u8>)]) -> BTreeMap<PageRef, Vec<u8>> {
     let mut pages: BTreeMap<PageRef, Vec<u8>> = BTreeMap::new();
     for (lsn, record) in records {
         let record = GroupRecord::read(record).unwrap();
@@ -207,14 +207,18 @@ fn change(random: &mut Random, tree: &Tree, keys: Keys) {
 }
 
 /// The entries of each tree.
-fn entries(trees: &[Tree]) -> Vec<Vec<(Vec<u8>, Vec<u8>)>> {
+pub(super) fn entries(trees: &[Tree]) -> Vec<Vec<(Vec<u8>, Vec<u8>)>> {
     let entry = |(key, value): (Vec<u8>, Value<'_>)| (key, value.into_vec());
     let entries = |tree: &Tree| tree.range(..).map(|found| entry(found.unwrap())).collect();
     trees.iter().map(entries).collect()
 }
 
 /// A recovery makes a sound store with these entries, and loses no page.
-fn check_recovery(options: &Options, file: Vec<u8>, expected: &[Vec<(Vec<u8>, Vec<u8>)>]) {
+pub(super) fn check_recovery(
+    options: &Options,
+    file: Vec<u8>,
+    expected: &[Vec<(Vec<u8>, Vec<u8>)>],
+) {
     let store = Store::open_on(Arc::new(MemoryDevice::from_snapshot(file)), options).unwrap();
     assert!(store.recovery().is_some());
     let trees = ["one", "two"].map(|name| store.tree(name).unwrap());
