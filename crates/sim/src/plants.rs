@@ -55,7 +55,7 @@ pub const PLANTS: &[Plant] = &[
     store("early-end", StoreBug::EarlyEnd, 3, "the file gets shorter before its header is durable"),
     store("lost-root", StoreBug::LostRoot, 20, "a root moves, and the catalog does not say so"),
     store("unnoted-write", StoreBug::UnnotedWrite, 4, "a write after a backup is not noted"),
-    store("unnoted-record", StoreBug::UnnotedRecord, 8, "recovery notes no page of its records"),
+    store("unnoted-record", StoreBug::UnnotedRecord, 56, "recovery notes no page of its records"),
     store("stale-repair", StoreBug::StaleRepair, 8, "a repaired page is as old as the backup"),
 ];
 
