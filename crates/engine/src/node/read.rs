@@ -290,7 +290,7 @@ pub(crate) struct Search {
     head: u64,
 }
 
-/// The most bytes of slots that a search prefetches: all that the hints of a node of 4 KiB leave.
+/// The most bytes of slots that a lookup prefetches: all that the hints of a node of 4 KiB leave.
 const PREFETCH_MAX: usize = 512;
 
 /// The head of a search key that differs from the node's keys in the bytes before the heads. No
@@ -334,8 +334,7 @@ impl<R: PageReader> Node<R> {
             && self.page.u32(KIND) == Some(kind_and_level(level))
     }
 
-    /// Begins a search: reads the header, and the hints if there are any. With hints it prefetches
-    /// the slots that are left. Otherwise the search would wait for one line after the other.
+    /// Begins a search: reads the header, and the hints if there are any.
     #[inline(always)]
     pub(crate) fn narrow<const SLOT: usize>(self, key: &[u8]) -> Result<Search, Torn> {
         // Count and prefix length are the first and the last of four numbers.
@@ -368,9 +367,22 @@ impl<R: PageReader> Node<R> {
         let distance = hint_distance(count as usize) as u32;
         let low = below * distance;
         let len = if below < HINT_COUNT as u32 { distance } else { count - low };
-        let bytes = (len as usize * SLOT).min(PREFETCH_MAX);
-        self.page.prefetch(SLOTS + low as usize * SLOT, bytes);
         Ok(Search { low, len, head, ..whole })
+    }
+
+    /// Prefetches the slots that the hints have not excluded, if these are few. Without that, the
+    /// search would wait for one line after the other.
+    #[inline(always)]
+    fn prefetch_few<const SLOT: usize>(self, search: Search) {
+        if search.has_hints() && search.len as usize * SLOT <= PREFETCH_MAX {
+            self.prefetch_slots::<SLOT>(search);
+        }
+    }
+
+    /// Prefetches the slots that a search has not excluded.
+    #[inline(always)]
+    pub(crate) fn prefetch_slots<const SLOT: usize>(self, search: Search) {
+        self.page.prefetch(SLOTS + search.low as usize * SLOT, search.len as usize * SLOT);
     }
 
     /// Compares the skipped bytes, which all slots share, with the same bytes of the key.
@@ -582,6 +594,7 @@ impl<R: PageReader> Node<R> {
     #[inline(always)]
     pub(crate) fn child_for(self, key: &[u8]) -> Result<(usize, u64), Torn> {
         let mut search = self.narrow::<INNER_SLOT>(key)?;
+        self.prefetch_few::<INNER_SLOT>(search);
         self.probe::<INNER_SLOT>(&mut search)?;
         self.resolve_child(search, key)
     }
@@ -606,6 +619,7 @@ impl<R: PageReader> Node<R> {
     #[inline(always)]
     pub(crate) fn payload_for(self, key: &[u8]) -> Result<Option<PayloadPlace>, Torn> {
         let mut search = self.narrow::<LEAF_SLOT>(key)?;
+        self.prefetch_few::<LEAF_SLOT>(search);
         self.probe::<LEAF_SLOT>(&mut search)?;
         self.resolve_payload(search, key)
     }

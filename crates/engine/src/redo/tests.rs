@@ -709,6 +709,24 @@ fn the_record_of_a_merge_frees_only_the_merged_leaf() {
     assert!(matches!(freed[..], [PageRef { id, frames: 1 }] if id.0 > 1), "{freed:?}");
 }
 
+/// A group of another thread has ended in its midst since the change began. The log does not know
+/// how that group has changed pages, so it must not get more edits of them.
+#[test]
+fn a_change_that_began_before_a_failure_is_not_logged() {
+    let store = logged_store(1);
+    let tree = store.create_tree("one").unwrap();
+    tree.insert(b"key", b"before").unwrap();
+    let (pages, log) = (&store.core.pages, store.core.pages.redo_log.as_ref().unwrap());
+    let end = log.end();
+    let changed = tree.update(b"key", |value| {
+        pages.file.poison_for("a change has failed");
+        value.copy_from_slice(b"behind");
+    });
+    assert!(matches!(changed, Err(crate::Error::Poisoned(_))), "{changed:?}");
+    assert_eq!(log.end(), end);
+    assert!(matches!(pages.log_freed(&[PageRef::new(7, 1)]), Err(crate::Error::Poisoned(_))));
+}
+
 /// A recovery would refuse the log, or lose pages.
 #[test]
 fn ranges_that_no_group_can_free_are_refused() {

@@ -476,7 +476,7 @@ impl PageStore {
     /// group, loses the others' pages. Does nothing without a log.
     ///
     /// # Errors
-    /// If the log has no room for all of them, or has failed.
+    /// If the log has no room for all of them, or has failed; if the store refuses changes.
     pub(crate) fn log_most_taken<'r>(
         &self,
         change: &Change<'_>,
@@ -487,6 +487,7 @@ impl PageStore {
         let mut record = Vec::new();
         for some in before.chunks(RANGES_MAX) {
             change.next_group()?;
+            self.file.check_poison()?;
             RecordWriter::new(&mut record, some, &[]);
             log.append(&record)?;
             change.note_record(record.len());
@@ -560,11 +561,13 @@ impl PageStore {
     /// Logs that ranges of pages are free, apart from a group. Does nothing without a log.
     ///
     /// # Errors
-    /// If the log has no room besides what changes were promised, or has failed.
+    /// If the log has no room besides what changes were promised, or has failed; if the store
+    /// refuses changes.
     pub(crate) fn log_freed(&self, ranges: &[PageRef]) -> Result<()> {
         let Some(log) = &self.redo_log else { return Ok(()) };
         let mut record = Vec::new();
         for some in ranges.chunks(RANGES_MAX) {
+            self.file.check_poison()?;
             RecordWriter::new(&mut record, &[], some);
             log.append_unpromised(&record)?;
         }

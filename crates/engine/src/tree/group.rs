@@ -405,6 +405,9 @@ impl<'a> Group<'_, 'a> {
     /// Appends the group's record to the log, and gives its number to the changed pages.
     fn append(&self, pages: &mut [&mut ExclusiveGuard<'a>]) -> Result<u64> {
         let Some(log) = &self.tree.pages.redo_log else { return Ok(0) };
+        // A group that ended in its midst has changed pages, and the log does not know how. Its
+        // edits may be of the same pages as these.
+        self.tree.pages.file.check_poison()?;
         let edits: usize = self.changed.iter().map(|changed| changed.edits.len()).sum();
         let images = self.changed.iter().filter(|changed| changed.needs_image).count();
         let page_bytes = pages.first().map_or(0, |page| page.len());

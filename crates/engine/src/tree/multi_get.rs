@@ -243,9 +243,13 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> MultiGet<'a, '_, K
                         _ => node.narrow::<INNER_SLOT>(key),
                     })?;
                     lookup.stage = Stage::Search(search);
-                    // The slots that are left come now. The nodes above the parents of leaves are
-                    // few, and mostly in the cache.
+                    // The nodes above the parents of leaves are few, and mostly in the cache.
                     if level < 2 && search.has_hints() {
+                        let node = Node::new(lookup.node.bytes());
+                        match level {
+                            0 => node.prefetch_slots::<LEAF_SLOT>(search),
+                            _ => node.prefetch_slots::<INNER_SLOT>(search),
+                        }
                         return Ok(LookupProgress::Yield);
                     }
                 }
