@@ -1,9 +1,11 @@
-//! Transactions of programs that forget what they have, and in trees that are damaged.
+//! Transactions of programs that forget what they have, in trees that are damaged, and in a memory
+//! for old values that is full.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
 use std::sync::Arc;
+use std::thread;
 
 use common::{memory_store, options};
 use vellum::page::{self, PageKind};
@@ -75,4 +77,44 @@ fn an_iterator_that_is_forgotten_has_read_all() {
     two.put(&tree, b"3", b"30").unwrap();
     tree.extend([("2", "22")]).unwrap();
     two.commit().unwrap();
+}
+
+/// Few entries with long old values can fill the memory, too.
+#[test]
+fn a_view_that_has_ended_keeps_nothing_from_changing() {
+    let (_, store) = memory_store(1000, 16);
+    let tree = store.create_tree("t").unwrap();
+    let put = |number: u32| tree.upsert(&number.to_be_bytes(), &[7; 15 << 10]);
+    (0..700).for_each(|number| assert!(put(number).is_ok()));
+    let one = store.snapshot().unwrap();
+    (0..700).for_each(|number| assert!(put(number).is_ok()));
+    let two = store.snapshot().unwrap();
+    let refused = (0..700).find_map(|number| put(number).err());
+    assert!(matches!(refused, Some(Error::VersionsFull { views: 2, .. })), "{refused:?}");
+    let left = store.snapshot().unwrap();
+    drop((one, two));
+    put(0).unwrap();
+    drop(left);
+    assert_eq!(store.stat().unwrap().version_bytes, 0);
+}
+
+/// The same of a view that was not the oldest. Each thread drops old values of its own, so another
+/// one finds the memory full.
+#[test]
+fn a_later_view_that_has_ended_keeps_nothing_from_changing() {
+    let (_, store) = memory_store(1000, 16);
+    let tree = store.create_tree("t").unwrap();
+    let put = |number: u32| tree.upsert(&number.to_be_bytes(), &[7; 15 << 10]);
+    (0..700).for_each(|number| assert!(put(number).is_ok()));
+    let oldest = store.snapshot().unwrap();
+    (0..700).for_each(|number| assert!(put(number).is_ok()));
+    let later = store.snapshot().unwrap();
+    let refused = (0..700).find_map(|number| put(number).err());
+    assert!(matches!(refused, Some(Error::VersionsFull { views: 2, .. })), "{refused:?}");
+    drop(later);
+    thread::scope(|scope| {
+        scope.spawn(|| (0..700).for_each(|number| assert!(put(number).is_ok())));
+    });
+    drop(oldest);
+    assert_eq!(store.stat().unwrap().version_bytes, 0);
 }

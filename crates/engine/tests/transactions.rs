@@ -1151,25 +1151,6 @@ fn a_turn_ends_also_if_the_function_does_not() {
     assert_eq!(tree.get(b"1").unwrap().as_deref(), Some(&b"10"[..]));
 }
 
-/// Few entries with long old values can fill the memory, too.
-#[test]
-fn a_view_that_has_ended_keeps_nothing_from_changing() {
-    let (_, store) = memory_store(1000, 16);
-    let tree = store.create_tree("t").unwrap();
-    let put = |number: u32| tree.upsert(&number.to_be_bytes(), &[7; 15 << 10]);
-    (0..700).for_each(|number| assert!(put(number).is_ok()));
-    let one = store.snapshot().unwrap();
-    (0..700).for_each(|number| assert!(put(number).is_ok()));
-    let two = store.snapshot().unwrap();
-    let refused = (0..700).find_map(|number| put(number).err());
-    assert!(matches!(refused, Some(Error::VersionsFull { views: 2, .. })), "{refused:?}");
-    let left = store.snapshot().unwrap();
-    drop((one, two));
-    put(0).unwrap();
-    drop(left);
-    assert_eq!(store.stat().unwrap().version_bytes, 0);
-}
-
 /// Iterators and readers of a snapshot, also such as have begun, go on when their tree is dropped.
 #[test]
 fn a_snapshot_reads_on_when_its_tree_is_dropped() {

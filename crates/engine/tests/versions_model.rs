@@ -385,6 +385,32 @@ fn a_view_that_begins_between_two_puts_stays_as_it_is() {
     });
 }
 
+/// A thread drops all that no view sees, while views begin and changes take their times.
+#[test]
+fn what_is_dropped_is_what_no_view_sees() {
+    check_with(4, || {
+        run_beside_a_view(&[
+            |scene| {
+                scene.put(1, 0);
+                scene.transaction(2, &[One(1)], &[0, 1]);
+                scene.put(3, 0);
+            },
+            |scene| {
+                for _ in 0..2 {
+                    // Only then is there something to drop.
+                    let view = scene.begin_view();
+                    scene.versions.end_view(view, false, &mut Vec::new());
+                    scene.versions.drop_unseen(&mut Vec::new());
+                }
+            },
+            |scene| {
+                scene.snapshot(4, &[One(0), One(1)]);
+                scene.snapshot(5, &[One(1), One(0)]);
+            },
+        ]);
+    });
+}
+
 /// Transactions that read an entry and change it: none is lost.
 #[test]
 fn no_update_is_lost() {

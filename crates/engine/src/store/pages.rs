@@ -341,6 +341,12 @@ impl PageStore {
     /// Refuses a change if old values take more memory than they may, or would with `more` bytes.
     #[cold]
     pub(crate) fn check_versions(&self, more: u64) -> Result<()> {
+        if self.versions.check_room(more).is_ok() {
+            return Ok(());
+        }
+        let mut unpinned = Vec::new();
+        self.versions.drop_unseen(&mut unpinned);
+        self.unpin(&unpinned);
         self.versions.check_room(more).map_err(|VersionsFull| {
             let (views, oldest) = self.versions.views();
             Error::VersionsFull {

@@ -63,9 +63,21 @@ impl Chain {
     }
 
     /// Drops those of the newest versions that none of these views sees.
-    fn drop_unseen(&mut self, views: &FoundViews<'_>, mut dropped: impl FnMut(&Key, &Old)) {
-        let mut index = self.old.len().saturating_sub(LOOKED_AT);
-        while index < self.old.len() {
+    fn drop_unseen(&mut self, views: &FoundViews<'_>, dropped: impl FnMut(&Key, &Old)) {
+        let newest = self.old.len().saturating_sub(LOOKED_AT);
+        self.drop_unseen_from(newest, Time::MAX, views, dropped);
+    }
+
+    /// Drops those versions from `index` on that none of these views sees, and that changes of the
+    /// time `until` or earlier ones have replaced.
+    pub(crate) fn drop_unseen_from(
+        &mut self,
+        mut index: usize,
+        until: Time,
+        views: &FoundViews<'_>,
+        mut dropped: impl FnMut(&Key, &Old),
+    ) {
+        while index < self.old.len() && self.old[index].0 <= until {
             match self.is_seen(index, views) {
                 true => index += 1,
                 false => dropped(&self.key, &self.old.remove(index).1),

@@ -391,6 +391,36 @@ impl Chains {
         }
     }
 
+    /// Drops the old values that none of these views sees, and that changes of the time `until` or
+    /// earlier ones have replaced. Views that are not among these are of that time or later ones.
+    pub(crate) fn drop_unseen(
+        &self,
+        views: &FoundViews<'_>,
+        until: Time,
+        unpinned: &mut Vec<BlobRef>,
+    ) {
+        for shared in &self.registers {
+            let (mut at, mut is_more) = (0, shared.is_used.load(Ordering::Relaxed));
+            while is_more {
+                // In portions, so that changes do not wait for all of it. What they remove from the
+                // queue meanwhile makes this pass over as many entries.
+                let register = &mut *write_soon(&shared.register);
+                let entries = register.queue.iter().skip(at).take(RECLAIMED_AT_ONCE);
+                let entries: Vec<EntryHash> = entries.map(|(_, entry)| *entry).collect();
+                for entry in &entries {
+                    if let Some(chain) = write_soon(self.bucket(*entry)).find_mut(*entry) {
+                        chain.drop_unseen_from(0, until, views, |key, old| {
+                            register.tally.dropped(key, old, unpinned);
+                        });
+                    }
+                }
+                self.add(&mut register.tally);
+                at += entries.len();
+                is_more = entries.len() == RECLAIMED_AT_ONCE;
+            }
+        }
+    }
+
     /// Whether there may be anything to drop in the register of this thread.
     pub(crate) fn has_own(&self) -> bool {
         self.own().is_used.load(Ordering::Relaxed)

@@ -140,6 +140,9 @@ pub(crate) struct Versions {
     loads: Loads,
     /// The time of the oldest view when a view that ended dropped what no view needed.
     reclaimed: AtomicU64,
+    /// How many views had ended when what no view sees was dropped, because old values had taken
+    /// all of their memory.
+    ended_before: AtomicU64,
     /// Who may commit first after several losses.
     pub turns: Turns,
     bytes_max: AtomicU64,
@@ -175,6 +178,7 @@ impl Versions {
             noted: NotedEntries::new(bytes_max / 16),
             loads: Loads::default(),
             reclaimed: AtomicU64::new(0),
+            ended_before: AtomicU64::new(0),
             turns: Turns::default(),
             bytes_max: AtomicU64::new(bytes_max),
         }
@@ -232,6 +236,19 @@ impl Versions {
     /// Drops all that no view needs. Adds the blobs that no version needs any more to `unpinned`.
     pub(crate) fn reclaim(&self, unpinned: &mut Vec<BlobRef>) {
         self.chains.reclaim(self.views.oldest(), unpinned);
+    }
+
+    /// Drops all old values that no view sees, if a view has ended since the last time. Adds the
+    /// blobs that no version needs any more to `unpinned`.
+    ///
+    /// A view that ends leaves what it alone has seen to later changes, unless it was the oldest.
+    /// If old values have taken all of their memory, there are no later changes.
+    pub(crate) fn drop_unseen(&self, unpinned: &mut Vec<BlobRef>) {
+        let ended = self.views.ended();
+        if self.ended_before.swap(ended, Ordering::Relaxed) != ended {
+            let (views, until) = self.views.all();
+            self.chains.drop_unseen(&views, until, unpinned);
+        }
     }
 
     /// Drops some of what no view needs any more, after a change of so many entries: at least as

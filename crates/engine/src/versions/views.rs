@@ -38,6 +38,8 @@ pub(crate) struct Views {
     open: AtomicU64,
     /// No view is of an earlier time, now or later.
     oldest: AtomicU64,
+    /// The number of views that have ended.
+    ended: AtomicU64,
     /// The number of changes since there was a view.
     idle: AtomicU64,
     times: Apart<Mutex<BTreeMap<Time, SameTime>>>,
@@ -78,6 +80,7 @@ impl Views {
             begun: AtomicU64::new(0),
             open: AtomicU64::new(0),
             oldest: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
             idle: AtomicU64::new(0),
             times: Apart(Mutex::new(BTreeMap::new())),
         }
@@ -155,6 +158,7 @@ impl Views {
         let mut times = lock_soon(&self.times.0);
         let Some(same) = times.get_mut(&time) else { return };
         self.open.fetch_sub(1, Ordering::SeqCst);
+        self.ended.fetch_add(1, Ordering::Relaxed);
         same.count -= 1;
         if same.count == 0 {
             times.remove(&time);
@@ -172,6 +176,17 @@ impl Views {
         }
         let others = times.iter().filter(|(time, same)| same.count > 1 || own != Some(**time));
         FoundViews::Few(others.map(|(time, _)| *time).collect())
+    }
+
+    /// All views, and a time of which every later one is, or of a newer one.
+    pub(crate) fn all(&self) -> (FoundViews<'static>, Time) {
+        let times = lock_soon(&self.times.0);
+        (FoundViews::Few(times.keys().copied().collect()), self.now())
+    }
+
+    /// The number of views that have ended.
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended.load(Ordering::Relaxed)
     }
 
     /// Whether changes keep old values still. If there is no view, they keep nothing from now on:
