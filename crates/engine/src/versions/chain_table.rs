@@ -63,26 +63,33 @@ impl Chain {
     }
 
     /// Drops those of the newest versions that none of these views sees.
-    fn drop_unseen(&mut self, views: &FoundViews<'_>, dropped: impl FnMut(&Key, &Old)) {
-        let newest = self.old.len().saturating_sub(LOOKED_AT);
-        self.drop_unseen_from(newest, Time::MAX, views, dropped);
-    }
-
-    /// Drops those versions from `index` on that none of these views sees, and that changes of the
-    /// time `until` or earlier ones have replaced.
-    pub(crate) fn drop_unseen_from(
-        &mut self,
-        mut index: usize,
-        until: Time,
-        views: &FoundViews<'_>,
-        mut dropped: impl FnMut(&Key, &Old),
-    ) {
-        while index < self.old.len() && self.old[index].0 <= until {
+    fn drop_unseen(&mut self, views: &FoundViews<'_>, mut dropped: impl FnMut(&Key, &Old)) {
+        let mut index = self.old.len().saturating_sub(LOOKED_AT);
+        while index < self.old.len() {
             match self.is_seen(index, views) {
                 true => index += 1,
                 false => dropped(&self.key, &self.old.remove(index).1),
             }
         }
+    }
+
+    /// Drops all versions that none of these views sees, and that changes of the time `until` or
+    /// earlier ones have replaced.
+    pub(crate) fn drop_all_unseen(
+        &mut self,
+        until: Time,
+        views: &FoundViews<'_>,
+        mut dropped: impl FnMut(&Key, &Old),
+    ) {
+        let (key, mut since) = (&self.key, 0);
+        self.old.retain(|(replaced, old)| {
+            let stays = *replaced > until || views.any_in(since, *replaced);
+            match stays {
+                true => since = *replaced,
+                false => dropped(key, old),
+            }
+            stays
+        });
     }
 
     /// Keeps an old value, which a change of this time replaces, if one of the views sees it. `pin`

@@ -409,7 +409,7 @@ impl Chains {
                 let entries: Vec<EntryHash> = entries.map(|(_, entry)| *entry).collect();
                 for entry in &entries {
                     if let Some(chain) = write_soon(self.bucket(*entry)).find_mut(*entry) {
-                        chain.drop_unseen_from(0, until, views, |key, old| {
+                        chain.drop_all_unseen(until, views, |key, old| {
                             register.tally.dropped(key, old, unpinned);
                         });
                     }

@@ -245,9 +245,11 @@ impl Versions {
     /// If old values have taken all of their memory, there are no later changes.
     pub(crate) fn drop_unseen(&self, unpinned: &mut Vec<BlobRef>) {
         let ended = self.views.ended();
-        if self.ended_before.swap(ended, Ordering::Relaxed) != ended {
+        if self.ended_before.load(Ordering::Relaxed) != ended {
             let (views, until) = self.views.all();
             self.chains.drop_unseen(&views, until, unpinned);
+            // Not before: another thread would be refused meanwhile.
+            self.ended_before.store(ended, Ordering::Relaxed);
         }
     }
 
